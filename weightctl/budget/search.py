@@ -121,19 +121,19 @@ def quantize(
     """Plan a GGUF file within a budget whose predictions differ least from those of the source.
 
     `source`, `out` and `options` are those of `convert`; `quant` and `dtype` do not apply, and
-    `metadata` is a list of settings. The
-    conversion that is returned writes the file; its metadata have the certificate, which is
-    measured before. Raises `ConversionError` if the budget cannot be met, and the errors of
-    `convert`, of recognizing the model, and of running it.
+    `metadata` is a list of settings. The conversion that is returned writes the file. Its metadata
+    have the certificate, which is measured before. Raises `ConversionError` if the budget cannot be
+    met, and the errors of `convert`, of recognizing the model, and of running it.
     """
     budget.check()
     encodings = budget.encodings
     if out is not None and target(os.fspath(out), options.get("to")).format != "gguf":
         raise _explain_output()
     settings: Sequence[Setting] = options.pop("metadata", ())
+    given: dict[str, Any] = {**options, "dry_run": True}
     first = convert(
         source, out, quant=Recipe("budget", _FIRST_TYPE, ()),
-        metadata=settings, **{**options, "dry_run": True},
+        metadata=settings, **given,
     )  # fmt: skip
     plan = first.plan
     if ARCHITECTURE not in plan.metadata:
@@ -146,7 +146,7 @@ def quantize(
     made = convert(
         source, out, quant=found.recipe,
         metadata=[*(Setting.of(key, each) for key, each in measured.items()), *settings],
-        **{**options, "dry_run": True},
+        **given,
     )  # fmt: skip
     return made, found
 

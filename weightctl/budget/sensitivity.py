@@ -134,7 +134,8 @@ class _Lanes:
         return mask.reshape(self._prompt.mask.shape)
 
     def _run_output(self, states: F32, replaced: Replaced) -> F32:
-        return self._running.end(states[None], replaced)[0]
+        logits: F32 = self._running.end(states[None], replaced)[0]
+        return logits
 
     def _list_changed(self, part: str) -> list[tuple[Variant, Replaced]]:
         """Return the variants that change a part, and the tensors that they replace in it."""

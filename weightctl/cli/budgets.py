@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weightctl.write.conversion import Conversion
 
 __all__ = [
+    "BUDGET_OPTIONS",
     "Bpw",
     "CalibrationFile",
     "MaxKld",
@@ -120,6 +121,8 @@ _FURTHER = {
     "calibration_file": "--calibration-file",
     "recipe_out": "--recipe-out",
 }
+# The names of the parameters above.
+BUDGET_OPTIONS = (*_LIMITS, *_FURTHER)
 _OTHER_TYPES = {"quant": "--quant", "dtype": "--dtype", "exact": "--exact", "search": "--search"}
 
 
@@ -131,10 +134,10 @@ def plan_to_budget(
     `given` maps names of parameters of `convert` to values, and `options` are the arguments for
     `weightctl.convert`. Raises `ConversionError` for options that do not go together.
     """
-    limits = [option for name, option in _LIMITS.items() if given[name] is not None]
+    limits = [option for name, option in _LIMITS.items() if given.get(name) is not None]
     if not limits:
         for name, option in _FURTHER.items():
-            if given[name] is not None:
+            if given.get(name) is not None:
                 raise ConversionError(
                     f"{option} applies only to a budget",
                     hint=f"add one of {', '.join(_LIMITS.values())}, or leave it out",
