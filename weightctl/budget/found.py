@@ -68,7 +68,7 @@ class FoundTypes:
     def document(self) -> dict[str, Any]:
         """The result as JSON, according to `schemas/convert.json`."""
         return {
-            "budget": self.budget,
+            "limit": self.budget,
             "bits_per_weight": self.bits,
             "predicted_divergence": self.predicted,
             "calibration": self.calibration,
