@@ -58,6 +58,7 @@ LAYERS = (
     ("editing",),
     ("verify",),
     ("calibrate",),
+    ("budget",),
     ("cli", "__main__", "__init__"),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -45,6 +45,16 @@ def test_the_bench_of_schemes_runs() -> None:
     assert "FP8:" in done.stdout
 
 
+@pytest.mark.long
+def test_the_bench_of_budgets_finds_types_with_less_divergence_than_a_recipe() -> None:
+    fixture = str(BENCH.parents[1] / "fixtures" / "tiny-llama")
+    done = run("budget.py", "--model", fixture, "--only", "Q4_K_M", "--tokens", "100")
+    assert done.returncode == 0, done.stderr
+    lower = re.search(r"lower by (\d+) % in the median", done.stdout)
+    assert lower is not None
+    assert int(lower[1]) >= 10
+
+
 def test_the_bench_of_statistics_runs() -> None:
     done = run("statistics_of_values.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr

@@ -75,6 +75,7 @@ ASKED = {
         "tied tied.safetensors --dtype f16",
         "training.pt training.safetensors --dtype bf16",
         "small blocks.gguf --quant q4_k --include *proj* --names keep",
+        "tiny-llama found.gguf --bpw 4.5 --dry-run",
     ),
     "imatrix": (
         "tiny-llama -o imatrix.gguf --context 64 --chunks 2",
@@ -159,9 +160,9 @@ def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> Non
     found = schema(name)
     for described in objects(found):
         assert described["additionalProperties"] is False
-        # Network traffic, a pull request, workers and the file of a tower are described only if
-        # there were any.
-        optional = {"mmproj", "network", "pull_request", "workers"}
+        # Network traffic, a pull request, workers, a budget and the file of a tower are described
+        # only if there were any.
+        optional = {"budget", "mmproj", "network", "pull_request", "workers"}
         assert set(described["required"]) == set(described["properties"]) - optional
         for property_schema in described["properties"].values():
             reference = property_schema.get("$ref", "#").rpartition("/")[2]

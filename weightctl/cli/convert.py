@@ -6,11 +6,6 @@ from typing import Annotated
 
 import typer
 
-from weightctl.cli.completion import (
-    complete_quant_types,
-    complete_type_rules,
-    complete_types,
-)
 from weightctl.cli.options import (
     Anonymous,
     Base,
@@ -37,13 +32,24 @@ from weightctl.cli.options import (
     Without,
     examples,
     exit_codes,
-    locate,
-    section,
 )
 from weightctl.cli.planned import plan_conversion
+from weightctl.cli.type_options import (
+    Bpw,
+    CalibrationFile,
+    Dtype,
+    Imatrix,
+    MaxKld,
+    Quant,
+    RecipeOut,
+    SameType,
+    Size,
+    TensorTypes,
+    TextFile,
+    Types,
+    describe_types,
+)
 from weightctl.cli.writing import write_output
-from weightctl.plan.type_names import list_recipes, plain_types, single_types
-from weightctl.schemes import WRITTEN
 from weightctl.translate.plans import Names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
@@ -61,29 +67,7 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog="\n\n".join(
         [
-            section(
-                "Recipes and types for --quant",
-                [
-                    ("recipes", ", ".join(list_recipes())),
-                    ("types only", ", ".join(single_types())),
-                    ("model directories", ", ".join(WRITTEN)),
-                ],
-            ),
-            (
-                "Some recipes, such as Q4_0 and Q2_K, have the name of a type. With --quant, such "
-                "a name means the recipe, which can store some tensors in other types. If "
-                "weightctl cannot detect the role of each tensor (for example, which tensors are "
-                "value projections), the name means the type. With --tensor-type, it always means "
-                "the type."
-            ),
-            (
-                "Q3_K, Q4_K and Q5_K are single types here. In llama-quantize, they mean the "
-                "recipes Q3_K_M, Q4_K_M and Q5_K_M."
-            ),
-            (
-                "For a model directory, options can follow the type, as in W4A16:group=64. "
-                "docs/quantization.md lists them."
-            ),
+            *describe_types(),
             exit_codes("success"),
             examples(
                 [
@@ -95,6 +79,7 @@ app = typer.Typer(add_completion=False)
                         "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
                         "    --tensor-type attn_v=Q8_0"
                     ),
+                    "weightctl convert model/ model-4.5.gguf --bpw 4.5 --recipe-out found.toml",
                     "weightctl convert model/ model-w4/ --quant W4A16:group=64",
                     "weightctl convert model/ model-f16/ --dtype f16",
                     "weightctl convert model/ model-split/ --max-shard-size 1MB",
@@ -114,50 +99,18 @@ def convert(
             "model directory. OUT can also be a URL, a pipe, or - for stdout.",
         ),
     ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help=f"Store values as TYPE: {', '.join(plain_types())}.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_types,
-        ),
-    ] = None,
-    quant: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPE",
-            help="Quantize matrices. For a GGUF file, RECIPE is a llama.cpp recipe (such as "
-            "Q4_K_M), a single type (such as Q4_K), or a .toml file with your own recipe. For a "
-            "model directory, it is a type that vLLM, transformers or MLX can load (such as "
-            "W4A16), or a .toml file. `weightctl help convert` lists recipes and types.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_quant_types,
-        ),
-    ] = None,
-    tensor_types: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tensor-type",
-            metavar="REGEX=TYPE",
-            help="Store tensors as TYPE if REGEX matches anywhere in their name. TYPE is a type of "
-            "--dtype or --quant (not a recipe), or 'keep', which leaves them unchanged. The first "
-            "matching rule decides. Repeatable.",
-            rich_help_panel=_TYPES,
-            autocompletion=complete_type_rules,
-        ),
-    ] = None,
-    imatrix: Annotated[
-        str | None,
-        typer.Option(
-            "--imatrix",
-            metavar="FILE",
-            help="Use a llama.cpp importance matrix, which reduces the quantization error of the "
-            "most important weights.",
-            callback=locate,
-            rich_help_panel=_TYPES,
-        ),
-    ] = None,
+    dtype: Dtype = None,
+    quant: Quant = None,
+    tensor_types: TensorTypes = None,
+    imatrix: Imatrix = None,
+    bpw: Bpw = None,
+    size: Size = None,
+    max_kld: MaxKld = None,
+    types: Types = None,
+    same_type: SameType = None,
+    text_file: TextFile = None,
+    calibration_file: CalibrationFile = None,
+    recipe_out: RecipeOut = None,
     search: Search = False,
     nonfinite: Annotated[
         NonFinite,
@@ -296,4 +249,4 @@ def convert(
     """
     del anonymous  # its callback has taken effect
     given = dict(locals())
-    write_output(path, plan_conversion(given), given)
+    write_output(path, *plan_conversion(given), given)

@@ -147,7 +147,7 @@ def merge(
     """
     del anonymous  # its callback has taken effect
     given = dict(locals())
-    write_output(path, plan_conversion(_DEFAULTS | given), given)
+    write_output(path, *plan_conversion(_DEFAULTS | given), given)
 
 
 # The parameters of `convert` that `merge` does not have.
@@ -166,6 +166,7 @@ _DEFAULTS: dict[str, object] = {
     "without": None,
     "unset": None,
     "alignment": None,
+    "header_room": None,
     "partial": False,
     "private": False,
     "pull_request": False,

@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.budgets import plan_to_budget
 from weightctl.errors import ConversionError
 from weightctl.formats import format_by_suffix
 from weightctl.plan.metadata import Setting
@@ -17,6 +18,7 @@ from weightctl.write.targets import is_stream, stream_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.budget.found import FoundTypes
     from weightctl.write.conversion import Conversion
     from weightctl.write.shard import ShardedOutput
 
@@ -26,44 +28,54 @@ __all__ = ["make_grid", "plan_conversion", "plan_shards", "require_out"]
 _MOST = 65_536
 
 
-def plan_conversion(given: Mapping[str, Any]) -> Conversion:
-    """Plan a conversion; `given` maps names of parameters of the command `convert` to values."""
+def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | None]:
+    """Plan a conversion; `given` maps names of parameters of the command `convert` to values.
+
+    Returns what a search for a budget has found, too; None if there is no budget.
+    """
     from weightctl.write.convert import convert
 
+    options = _list_options(given)
+    found = plan_to_budget(given, options)
+    if found is not None:
+        return found
     return convert(
-        given["path"],
-        given["out"],
-        mmproj=given["mmproj"],
-        dtype=given["dtype"],
-        quant=given["quant"],
-        tensor_types=[TypeRule.parse(each) for each in given["tensor_types"] or ()],
-        imatrix=given["imatrix"],
-        search=given["search"],
-        nonfinite=given["nonfinite"],
-        allow_requantize=given["allow_requantize"],
-        exact=given["exact"],
-        fallback=not given["no_fallback"],
-        names=given["names"],
-        weights_only=given["weights_only"],
-        rename=given["renamings"] or None,
-        include=given["include"] or (),
-        exclude=given["exclude"] or (),
-        without=given["without"] or (),
-        metadata=[Setting.parse(each) for each in given["settings"] or ()],
-        unset=given["unset"] or (),
-        max_shard_size=given["max_shard_size"],
-        align=given["alignment"],
-        header_room=given["header_room"] or 0,
-        to=given["to"],
-        source_format=given["source"],
-        partial=given["partial"],
-        adapters=given.get("adapters", ()),
-        base=given["base"],
-        private=given["private"],
-        pr=given["pull_request"],
-        memory=given["memory"],
-        dry_run=True,
-    )
+        given["path"], given["out"], dtype=given["dtype"], quant=given["quant"], **options
+    ), None
+
+
+def _list_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `weightctl.convert` that also apply if types are found."""
+    return {
+        "mmproj": given["mmproj"],
+        "tensor_types": [TypeRule.parse(each) for each in given["tensor_types"] or ()],
+        "imatrix": given["imatrix"],
+        "search": given["search"],
+        "nonfinite": given["nonfinite"],
+        "allow_requantize": given["allow_requantize"],
+        "exact": given["exact"],
+        "fallback": not given["no_fallback"],
+        "names": given["names"],
+        "weights_only": given["weights_only"],
+        "rename": given["renamings"] or None,
+        "include": given["include"] or (),
+        "exclude": given["exclude"] or (),
+        "without": given["without"] or (),
+        "metadata": [Setting.parse(each) for each in given["settings"] or ()],
+        "unset": given["unset"] or (),
+        "max_shard_size": given["max_shard_size"],
+        "align": given["alignment"],
+        "header_room": given["header_room"] or 0,
+        "to": given["to"],
+        "source_format": given["source"],
+        "partial": given["partial"],
+        "adapters": given.get("adapters", ()),
+        "base": given["base"],
+        "private": given["private"],
+        "pr": given["pull_request"],
+        "memory": given["memory"],
+        "dry_run": True,
+    }
 
 
 def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:

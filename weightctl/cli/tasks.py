@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from weightctl.cli.budgets import BUDGET_OPTIONS
 from weightctl.cli.convert import convert
 from weightctl.cli.options import examples, exit_codes, section
 from weightctl.cli.planned import plan_conversion, plan_shards
@@ -64,11 +65,14 @@ app = typer.Typer(add_completion=False)
 
 
 def _list_parameters() -> Iterator[Parameter]:
-    """Yield the parameters of `convert`, those that only `shard` has, and `--bandwidth`."""
+    """Yield the parameters of `convert`, those that only `shard` has, and `--bandwidth`.
+
+    Those of budgets are left out: a search runs the model, and tasks are known from headers.
+    """
     for function, names in ((convert, None), (shard, _OF_SHARDS)):
         hints = get_type_hints(function, include_extras=True)
         for name, parameter in signature(function).parameters.items():
-            if names is None or name in names:
+            if name in names if names else name not in BUDGET_OPTIONS:
                 yield parameter.replace(annotation=_change(name, hints[name]))
     yield Parameter("bandwidth", Parameter.KEYWORD_ONLY, default="1GB", annotation=_Bandwidth)
 
@@ -162,7 +166,7 @@ def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
         return plan_shards(given)
     known = given.keys() - set(_OF_SHARDS)
     _refuse(given, known, "without --tp, --ep or --pp, the tasks are those of a conversion")
-    return plan_conversion(given)
+    return plan_conversion(given)[0]
 
 
 def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:

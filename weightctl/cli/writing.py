@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.budgets import list_found, write_recipe
 from weightctl.cli.losses import nonfinite_notes, overflow_notes
 from weightctl.cli.outline import outline
 from weightctl.cli.progress import progress_bar
@@ -27,6 +28,7 @@ from weightctl.write.targets import STDOUT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.budget.found import FoundTypes
     from weightctl.cli.render import Cell
     from weightctl.plan.plan import Plan
     from weightctl.write.conversion import Conversion
@@ -35,17 +37,21 @@ if TYPE_CHECKING:
 __all__ = ["write_output"]
 
 
-def write_output(path: str, conversion: Conversion, given: Mapping[str, Any]) -> None:
+def write_output(
+    path: str, conversion: Conversion, found: FoundTypes | None, given: Mapping[str, Any]
+) -> None:
     """Write a conversion of the checkpoint at `path`, or show its plan, and what was done.
 
-    `given` maps names of parameters of the command `convert` to values.
+    `found` is the result of a search for a budget. `given` maps names of parameters of the command
+    `convert` to values.
     """
     force, dry_run, quiet, on = (given[name] for name in ("force", "dry_run", "quiet", "on"))
     report, as_json = given["report"], given["as_json"]
     plan, where = conversion.plan, conversion.target
     if report is not None:
         check_report(report, plan, where, force=force, on=on)
-    for text in () if quiet else [text for each in conversion.outputs for text in each.notes]:
+    texts = [text for each in conversion.outputs for text in each.notes]
+    for text in () if quiet else [*texts, *(found.notes if found else ())]:
         note(text)
     if not dry_run:
         _require_stdout(where, as_json=as_json)
@@ -62,14 +68,16 @@ def write_output(path: str, conversion: Conversion, given: Mapping[str, Any]) ->
                 on=on,
                 task_size=given["task_size"],
             )
-    made = document_outputs(path, conversion)
+    if found is not None:
+        write_recipe(given["recipe_out"], found, force=force)
+    made = document_outputs(path, conversion) | ({"budget": found.document} if found else {})
     saved = conversion.saved
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
     if as_json:
         show_text(json.dumps(made) + "\n")
     elif not quiet:
-        _show_summaries(path, conversion, is_plan=dry_run)
+        _show_summaries(path, conversion, found, is_plan=dry_run)
     for each in conversion.outputs if dry_run else ():
         # If the plan cannot be carried out, it is shown before the error.
         each.outcome.refuse(force=force)
@@ -81,12 +89,15 @@ def write_output(path: str, conversion: Conversion, given: Mapping[str, Any]) ->
         note(text)
 
 
-def _show_summaries(path: str, conversion: Conversion, *, is_plan: bool) -> None:
+def _show_summaries(
+    path: str, conversion: Conversion, found: FoundTypes | None, *, is_plan: bool
+) -> None:
     """Show a summary of each output; stderr is used if the first one is written to stdout."""
     for each in conversion.outputs:
         lines = summary(path, each.plan, each.target, each.outcome, saved=each.saved)
         if is_plan:
             lines += planned_resumption(each.kept_bytes)
+        lines += list_found(found if each is conversion else None)
         _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
 
 

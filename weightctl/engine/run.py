@@ -35,6 +35,7 @@ def run(
     inputs: Sequence[Tensor],
     sizes: Mapping[str, int],
     constants: dict[int, Tensor],
+    *,
     observe: ProductObserver | None = None,
 ) -> list[Tensor]:
     """Return the outputs of a schedule, each contiguous and in memory of its own.
@@ -46,7 +47,7 @@ def run(
     import torch
 
     with torch.inference_mode(), delaying_checks() as checks:
-        running = _Running(plan, weights, sizes, constants, checks, observe)
+        running = _Running(plan, weights, sizes, constants, checks=checks, observe=observe)
         running.begin(inputs)
         del inputs
         number = 0
@@ -69,6 +70,7 @@ class _Running:
         weights: BoundWeights,
         sizes: Mapping[str, int],
         constants: dict[int, Tensor],
+        *,
         checks: list[DelayedCheck],
         observe: ProductObserver | None,
     ) -> None:

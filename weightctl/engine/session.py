@@ -127,7 +127,12 @@ class LoadedGraph:
         tensors, sizes = prepare_inputs(self.name, self.input_types, inputs)
         with exact_products() if self._uses_gpu else nullcontext():
             results = run(
-                self._schedule, self._weights, tensors, sizes, self._constants, self._observe
+                self._schedule,
+                self._weights,
+                tensors,
+                sizes,
+                self._constants,
+                observe=self._observe,
             )
         # If a file was changed during the run, the results are invalid.
         self._weights.refuse_change()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cast",
+    "fit_encoding",
     "is_layer_matrix",
     "is_lossy",
     "is_matrix_weight",
@@ -216,7 +217,7 @@ def _cast_item(
         target = _keep_wide(plan, source)
     elif not is_obeyed and source.quantization is None and not is_matrix_weight(item.info):
         target = _for_others(plan, item.info, target)
-    fitting = _fitting(target, item.info.shape)
+    fitting = fit_encoding(target, item.info.shape)
     asked = None if fitting is target else target.name
     return replace(item, info=item.info._replace(encoding=fitting), asked=asked, line=line)
 
@@ -293,7 +294,8 @@ def is_unfit_for_llama_cpp(plan: Plan, item: Item) -> bool:
     )
 
 
-def _fitting(target: Encoding, shape: tuple[int, ...]) -> Encoding:
+def fit_encoding(target: Encoding, shape: tuple[int, ...]) -> Encoding:
+    """Return an encoding, or llama.cpp's substitute for it if its blocks do not divide the rows."""
     if target.fits(shape):
         return target
     substitute = ENCODINGS.get(target.fallback)

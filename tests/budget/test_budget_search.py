@@ -1,0 +1,119 @@
+"""Quantization to a budget: limits are met when measured, and the result beats the recipes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weightctl import open_weights
+from weightctl.budget.search import QuantizationBudget, quantize
+from weightctl.errors import ConversionError
+from weightctl.verify import Request, Subject, verify
+from weightctl.weights.tree import header_of
+from weightctl.write.convert import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl.budget.found import FoundTypes
+
+# Short texts, so that each search takes a second or two.
+CALIBRATION = (
+    "The whale rose slowly from the deep water, and the men in the boats were silent. " * 2
+)
+TEXT = "It was a calm morning, and nobody on board had seen the captain since the day before. " * 2
+
+
+def find(source: Path, out: Path, **options: Any) -> FoundTypes:
+    """Search with the short texts, and write the file."""
+    made, found = quantize(
+        source, out, QuantizationBudget(text=TEXT, calibration=CALIBRATION, **options)
+    )
+    made.save(force=True)
+    return found
+
+
+def measure(model: Path, reference: Path) -> Any:
+    request = Request(subject=Subject(model), reference=Subject(reference), text=TEXT, compare=True)
+    figures: Any = verify(request, ["forward"]).results["forward"].figures
+    return figures
+
+
+def types_of(path: Path) -> dict[str, str]:
+    tensors = header_of(open_weights(path)).tensors
+    return {name: info.encoding.name for name, info in tensors.items()}
+
+
+def test_a_size_is_met_from_below_with_less_divergence_than_a_recipe_has(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    usual, out = tmp_path / "usual.gguf", tmp_path / "found.gguf"
+    convert(tiny_llama, usual, quant="Q3_K_M")
+    size = usual.stat().st_size
+    found = find(tiny_llama, out, size=size)
+    assert 0.995 * size <= out.stat().st_size <= size
+    recipe, own = measure(usual, tiny_llama), measure(out, tiny_llama)
+    assert own.divergence.mean < 0.9 * recipe.divergence.mean
+    # The certificate is what the file is measured to be.
+    certificate = found.certificate
+    assert certificate.mean == pytest.approx(own.divergence.mean, rel=1e-3)
+    assert certificate.top_1 == own.divergence.top_1
+    assert certificate.perplexity == pytest.approx(own.perplexity, rel=1e-4)
+    metadata = header_of(open_weights(out)).metadata
+    stated = metadata["weightctl.budget.divergence"].content
+    assert stated == pytest.approx(certificate.mean, rel=1e-6)
+    # The recipe gives the same types, without a search.
+    (tmp_path / "found.toml").write_text(found.toml)
+    again = convert(tiny_llama, tmp_path / "again.gguf", quant=str(tmp_path / "found.toml"))
+    assert types_of(tmp_path / "again.gguf") == types_of(out)
+    assert again.plan.recipe == "found.toml"
+
+
+def test_bits_per_weight_are_met_and_types_are_those_listed(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"bits": 5.0, "types": ["Q4_K", "Q6_K"], "same_type": "attn_[qkv]"}
+    found = find(tiny_llama, tmp_path / "out.gguf", **options)
+    assert 4.9 < found.bits <= 5.0
+    by_name = {each.name: each.type for each in found.tensors}
+    assert {*by_name.values()} == {"Q4_K", "Q6_K"}
+    for layer in range(3):
+        assert len({by_name[f"blk.{layer}.attn_{part}.weight"] for part in "qkv"}) == 1
+    assert find(tiny_llama, tmp_path / "out.gguf", **options) == found
+
+
+def test_a_divergence_is_met_when_measured(tiny_llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    found = find(tiny_llama, out, divergence=0.02)
+    assert measure(out, tiny_llama).divergence.mean <= 0.02
+    assert 0.015 < found.certificate.mean <= 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bits": 1.5}, "--bpw 1.5 is too little"),
+        ({"divergence": 1e-9, "types": ["Q4_K", "Q6_K"]}, "cannot be reached"),
+        ({"bits": 4.0, "types": ["IQ2_XXS"]}, "needs an importance matrix"),
+        ({"bits": 4.0, "same_type": "(" }, "not a valid regular expression"),
+        ({"bits": 4.0, "types": ["Q4_K_M"]}, "is a recipe, not a single type"),
+        ({"bits": 4.0, "types": []}, "--types is empty"),
+        ({"bits": 4.0, "size": 10}, "exactly one limit"),
+        ({"bits": -1.0}, "not a positive number"),
+    ],
+)  # fmt: skip
+def test_budgets_that_cannot_be_met_are_refused(
+    options: dict[str, Any], message: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    budget = replace(
+        QuantizationBudget(text="The sea.", calibration="The sea was calm."), **options
+    )
+    with pytest.raises(ConversionError, match=message.replace("(", r"\(")):
+        quantize(tiny_llama, tmp_path / "out.gguf", budget)
+
+
+def test_other_outputs_than_gguf_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="needs a GGUF file of a model"):
+        quantize(tiny_llama, tmp_path / "out", QuantizationBudget(bits=4.5))

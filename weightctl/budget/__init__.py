@@ -1,0 +1,1 @@
+"""Quantization to a budget: the search for types, and the measurement of the result."""

@@ -1,0 +1,71 @@
+"""Measurement of a quantized model against its source: divergence, agreement, perplexity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from weightctl.budget.view import view_plan
+from weightctl.verify.checks.forward.predictions import predict
+from weightctl.verify.run.parts import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.codecs.base import F32
+    from weightctl.dtype import Encoding
+    from weightctl.plan.plan import Plan
+    from weightctl.verify.run.prompt import Prompt
+
+__all__ = ["Certificate", "SourceJudge"]
+
+
+class Certificate(NamedTuple):
+    """What a quantized model was measured to be, against its source, on a text.
+
+    Divergences are in nats. `top_1` is the fraction of positions where both models predict the same
+    token. Perplexities are None if the tokens are not text.
+    """
+
+    mean: float
+    percentile_99: float
+    top_1: float
+    perplexity: float | None
+    source_perplexity: float | None
+    tokens: int
+    text: str
+
+
+class SourceJudge:
+    """The unquantized model of a plan, run once on a text, to compare quantized ones with it."""
+
+    def __init__(self, plan: Plan, running: Running, prompt: Prompt) -> None:
+        self._plan, self._running, self._prompt = plan, running, prompt
+        self._wanted = _run(running, prompt)
+
+    def measure(self, types: Mapping[str, Encoding]) -> Certificate:
+        """Run the model with tensors in these types, by name, and compare the predictions."""
+        quantized = Running(view_plan(self._plan, types))
+        own = _run(quantized, self._prompt)
+        found = predict(quantized, self._running, own, self._wanted, self._prompt)
+        divergence = found.divergence
+        return Certificate(
+            mean=_number(divergence.mean),
+            percentile_99=_number(divergence.percentile_99),
+            top_1=_number(divergence.top_1),
+            perplexity=found.perplexity,
+            source_perplexity=divergence.reference_perplexity,
+            tokens=self._prompt.count,
+            text=self._prompt.source,
+        )
+
+
+def _run(running: Running, prompt: Prompt) -> F32:
+    """Return the output of the last layer."""
+    x, beside = running.begin(prompt.ids, prompt.mask)
+    for number in range(running.layers):
+        x = running.layer(number, x, beside)
+    return x
+
+
+def _number(given: float | None) -> float:
+    return float("nan") if given is None else given

@@ -1,0 +1,140 @@
+"""The result of a search: the types, the reasons for them, and the measured certificate."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weightctl.plan.recipe_lines import Recipe, RecipeLine
+from weightctl.text.wording import number
+from weightctl.weights.metadata import MetadataValue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from weightctl.budget.certificate import Certificate
+
+__all__ = ["ChosenType", "FoundTypes", "describe_certificate", "make_metadata", "make_recipe"]
+
+_KEY = "weightctl.budget"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenType:
+    """The type of a tensor. `divergences` has what each type alone causes, in nats, by its name."""
+
+    name: str
+    type: str
+    divergences: Mapping[str, float]
+    nbytes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTypes:
+    """The types that a search found for a budget, and what the result was measured to be.
+
+    `budget` is the budget as an option. `bits` are the bits per weight of the whole model.
+    `predicted` is the sum of the divergences of all tensors, in nats. `calibration` describes the
+    text on which sensitivities were measured, and `notes` are for the user.
+    """
+
+    budget: str
+    bits: float
+    predicted: float
+    calibration: str
+    tensors: tuple[ChosenType, ...]
+    certificate: Certificate
+    notes: tuple[str, ...] = ()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that gives each tensor its type."""
+        return make_recipe(self.budget, {each.name: each.type for each in self.tensors})
+
+    @property
+    def toml(self) -> str:
+        """The recipe as the text of a TOML file, which --quant reads."""
+        lines = [
+            f"# Found by `weightctl convert {self.budget}`: {self.bits:.4f} bits per weight.",
+            *(f"# {line}" for line in describe_certificate(self.certificate)),
+            "",
+            "[types]",
+            *(f"'{_pattern(each.name)}' = \"{each.type}\"" for each in self.tensors),
+        ]
+        return "\n".join(lines) + "\n"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The result as JSON, according to `schemas/convert.json`."""
+        return {
+            "limit": self.budget,
+            "bits_per_weight": self.bits,
+            "predicted_divergence": self.predicted,
+            "calibration": self.calibration,
+            "certificate": {
+                "text": self.certificate.text,
+                "tokens": self.certificate.tokens,
+                "divergence": self.certificate.mean,
+                "divergence_percentile_99": self.certificate.percentile_99,
+                "top_1": self.certificate.top_1,
+                "perplexity": self.certificate.perplexity,
+                "source_perplexity": self.certificate.source_perplexity,
+            },
+            "tensors": [
+                {
+                    "name": each.name,
+                    "type": each.type,
+                    "types": [
+                        {"type": kind, "bytes": each.nbytes[kind], "divergence": divergence}
+                        for kind, divergence in each.divergences.items()
+                    ],
+                }
+                for each in self.tensors
+            ],
+        }
+
+
+def make_recipe(name: str, types: Mapping[str, str]) -> Recipe:
+    """Return the recipe that gives tensors these types by their names, and keeps all others."""
+    lines = (RecipeLine(re.compile(_pattern(each)), "", kind) for each, kind in types.items())
+    return Recipe(name, None, tuple(lines))
+
+
+def _pattern(name: str) -> str:
+    return f"^{re.escape(name)}$"
+
+
+def make_metadata(budget: str, certificate: Certificate, bits: float) -> dict[str, MetadataValue]:
+    """Return the certificate as metadata of the file; its size depends only on the two texts."""
+    numbers = {
+        "bits_per_weight": bits,
+        "divergence": certificate.mean,
+        "divergence_percentile_99": certificate.percentile_99,
+        "top_1": certificate.top_1,
+        "perplexity": certificate.perplexity,
+        "source_perplexity": certificate.source_perplexity,
+    }
+    made = {f"{_KEY}.asked": MetadataValue("string", budget)}
+    made |= {
+        f"{_KEY}.{name}": MetadataValue("f32", float(value))
+        for name, value in numbers.items()
+        if value is not None
+    }
+    made[f"{_KEY}.text"] = MetadataValue("string", certificate.text)
+    made[f"{_KEY}.tokens"] = MetadataValue("u32", certificate.tokens)
+    return made
+
+
+def describe_certificate(given: Certificate) -> list[str]:
+    """Return two lines with the measured figures."""
+    perplexity = ""
+    if given.perplexity is not None and given.source_perplexity is not None:
+        before, after = number(given.source_perplexity, 4), number(given.perplexity, 4)
+        perplexity = f"; perplexity {before} -> {after}"
+    mean, high = number(given.mean), number(given.percentile_99)
+    same = f"same top token {100 * given.top_1:.1f} %"
+    return [
+        f"KL divergence {mean} nats (99th percentile {high}), {same}",
+        f"measured on {given.tokens:,} tokens of {given.text}{perplexity}",
+    ]
