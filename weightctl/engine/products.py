@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.engine.forms import WeightForm
     from weightctl.engine.stored import StoredWeight
-    from weightctl.kernels import RowMultiplier
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["EncodedMatrix", "is_encoded_matrix", "multiply"]
@@ -59,7 +58,8 @@ class EncodedMatrix:
             blocks = self._stored.raw().reshape(outputs, -1)
             kernel = row_multiplier(encoding.name)
             if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
-                _multiply_rows(kernel, rows.contiguous(), blocks, made)
+                vectors, threads = rows.contiguous().numpy(), torch.get_num_threads()
+                kernel.multiply(blocks.numpy(), inputs, vectors, 0, made.numpy(), threads=threads)
             else:
                 self._multiply_tiles(rows, blocks, made)
         return made.reshape(*left.shape[:-1], outputs)
@@ -103,19 +103,6 @@ def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:
 def multiply(left: Tensor, right: EncodedMatrix) -> Tensor:
     """Return the product of a tensor with a matrix in its stored encoding."""
     return right.multiply(left)
-
-
-def _multiply_rows(kernel: RowMultiplier, rows: Tensor, blocks: Tensor, made: Tensor) -> None:
-    """Fill `made` with products, each thread some of the columns."""
-    import torch
-
-    vectors, out, table = rows.numpy(), made.numpy(), blocks.numpy()
-
-    def work(first: int, last: int) -> None:
-        kernel.multiply(table[first:last], rows.shape[1], vectors, first, out)
-
-    count = len(blocks)
-    _run_in_threads(work, 0, count, -(-count // torch.get_num_threads()))
 
 
 def _run_in_threads(work: Callable[[int, int], None], start: int, stop: int, size: int) -> None:
