@@ -117,8 +117,11 @@ class Dim:
         Raises `KeyError` if a name has no size, `ValueError` if the size or an intermediate size is
         negative, and `ZeroDivisionError` if a divisor is 0.
         """
+        quotients = self._quotients()
+        if not quotients:
+            return _value(self, sizes, sizes)
         known = dict[_Factor, int](sizes.items())
-        for one in self._quotients():
+        for one in quotients:
             left, right = (_value(side, known, sizes) for side in (one.left, one.right))
             if not right:
                 raise ZeroDivisionError(

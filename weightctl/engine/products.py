@@ -39,8 +39,9 @@ class EncodedMatrix:
 
     def __init__(self, stored: StoredWeight, form: WeightForm) -> None:
         self._stored = stored
-        self._form = form
         self._dtype = form.dtype if form.read_as is None else form.read_as
+        self._encoding = interpret_info(stored.info, form).encoding
+        self._kernel = row_multiplier(self._encoding.name)
         self.shape = form.shape[::-1]
 
     def __str__(self) -> str:
@@ -54,9 +55,7 @@ class EncodedMatrix:
         rows = left.reshape(-1, inputs)
         made = torch.empty((len(rows), outputs), dtype=torch_dtype(self._dtype))
         if made.numel():
-            encoding = interpret_info(self._stored.info, self._form).encoding
-            blocks = self._stored.raw().reshape(outputs, -1)
-            kernel = row_multiplier(encoding.name)
+            blocks, kernel = self._stored.raw().reshape(outputs, -1), self._kernel
             if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
                 vectors, threads = rows.contiguous().numpy(), torch.get_num_threads()
                 kernel.multiply(blocks.numpy(), inputs, vectors, 0, made.numpy(), threads=threads)
@@ -69,14 +68,13 @@ class EncodedMatrix:
         import torch
 
         inputs, outputs = self.shape
-        encoding = interpret_info(self._stored.info, self._form).encoding
         threads = torch.get_num_threads()
         part = max(1, _TILE // (inputs * made.dtype.itemsize))
         tile = torch.empty((min(part * threads, outputs), inputs), dtype=made.dtype)
 
         def decode(first: int, last: int) -> None:
             room = tile[first - start : last - start]
-            decode_blocks(blocks[first:last], encoding, self._dtype, room)
+            decode_blocks(blocks[first:last], self._encoding, self._dtype, room)
 
         for start in range(0, outputs, len(tile)):
             stop = min(start + len(tile), outputs)

@@ -57,6 +57,8 @@ class _Running:
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
         # Addresses of memory that other code uses: outputs must not share it.
         self._borrowed: set[int] = set()
+        # Resident weights that were used: outputs must not share their memory either.
+        self._lent: list[Tensor] = []
 
     def begin(self, inputs: Sequence[Tensor]) -> None:
         """Store the inputs in their slots."""
@@ -69,9 +71,9 @@ class _Running:
         Returns the number of the operation to continue with.
         """
         operation = self._plan.operations[number]
-        if (region := self._find_empty(operation)) is not None:
+        if operation.region and (region := self._find_empty(operation)) is not None:
             return self._skip(region, operation.call)
-        if operation.forms:
+        if operation.forms and not self._weights.is_resident:
             self._expect_after(number)
         try:
             given = self._gather_inputs(operation)
@@ -123,6 +125,8 @@ class _Running:
         found: list[Tensor] = []
         for place in self._plan.outputs:
             tensor = self._tensor(place).contiguous()
+            self._borrowed |= {_memory(weight) for weight in self._lent}
+            self._lent = []
             memory = _memory(tensor)
             is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
             if is_part or memory in self._borrowed:
@@ -138,8 +142,13 @@ class _Running:
             picked = self._weights.pick_rows(table, self._tensor(given[1]))
             if picked is not None:
                 return list(picked)
-        if operation.op is MATMUL and isinstance(right := given[1], WeightForm):
-            matrix = None if right.base in self._kept else self._weights.matrix(right)
+        if (
+            operation.op is MATMUL
+            and isinstance(right := given[1], WeightForm)
+            and self._weights.ready(right) is None
+            and not (self._kept and right.base in self._kept)
+        ):
+            matrix = self._weights.matrix(right)
             if matrix is not None:
                 return [self._tensor(given[0]), matrix]
         return [self._tensor(place) for place in given]
@@ -148,7 +157,7 @@ class _Running:
         if not isinstance(place, WeightForm):
             return self._values[place]
         if (ready := self._weights.ready(place)) is not None:
-            self._borrowed.add(_memory(ready))
+            self._lent.append(ready)
             return ready
         tensor = self._kept.get(place.base)
         if tensor is None:
@@ -199,6 +208,8 @@ class _Running:
         sizes: dict[str, int],
     ) -> None:
         """Raise `EngineError` if results differ from the types in the graph."""
+        if _are_of_types(operation, results, sizes):
+            return
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
@@ -245,6 +256,30 @@ class _Running:
         return EngineError(
             f"{subject}: {reason or type(error).__name__}", hint=getattr(error, "hint", "")
         )
+
+
+def _are_of_types(
+    operation: Operation, results: Sequence[Tensor], sizes: Mapping[str, int]
+) -> bool:
+    """Whether results are of the types in the graph; False also if that takes longer to tell."""
+    types = operation.torch_types
+    if types is None:
+        types = operation.torch_types = tuple(
+            (torch_dtype(kind.dtype), torch_device(kind.device)) for kind in operation.types
+        )
+    if len(results) != len(types):
+        return False
+    for (dtype, device), dims, result in zip(types, operation.shapes, results, strict=True):
+        if result.dtype is not dtype or result.device != device:
+            return False
+        if result.shape == dims:
+            continue
+        if len(dims) != result.ndim:
+            return False
+        for dim, size in zip(dims, result.shape, strict=True):
+            if size != (sizes.get(dim) if isinstance(dim, str) else dim):
+                return False
+    return True
 
 
 def _describe(given: Tensor | EncodedMatrix) -> str:

@@ -15,6 +15,8 @@ from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import torch
+
     from weightctl.dtype import DType
     from weightctl.engine.inputs import Size
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
@@ -64,7 +66,8 @@ class Operation:
     `call` is the number of the run that it is part of. After the operation, the slots in `frees`
     are not read again, and the weights in `keeps` are used by the next operation that uses weights.
     `region` is the region that begins with the operation, if any, and `forms` are the weights that
-    the operation uses, in the forms before they are cast and transposed.
+    the operation uses, in the forms before they are cast and transposed. The first run sets
+    `torch_types`, the dtypes and devices of the results.
     """
 
     op: Op
@@ -81,6 +84,7 @@ class Operation:
     keeps: frozenset[WeightForm] = frozenset()
     region: EmptyRegion | None = None
     forms: tuple[WeightForm, ...] = field(init=False)
+    torch_types: tuple[tuple[torch.dtype, torch.device], ...] | None = None
 
     def __post_init__(self) -> None:
         self.forms = tuple(each.base for each in self.inputs if isinstance(each, WeightForm))

@@ -150,8 +150,13 @@ def lower_embedding(
 
     # Blocks stay on the CPU; the decoded values go to the device.
     ids = ids.to(weight.device)
-    require_inside(ids, weight.shape[0])
-    rows = functional.embedding(ids.long(), weight)
+    if ids.is_cuda:
+        require_inside(ids, weight.shape[0])
+    try:
+        rows = functional.embedding(ids.long(), weight)
+    except IndexError:
+        require_inside(ids, weight.shape[0])
+        raise
     if encoding is None or dtype is None or device is None:
         return rows
     return decode_blocks(rows, encoding, dtype).to(torch_device(device))
