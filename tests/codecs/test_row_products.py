@@ -65,6 +65,23 @@ def test_rows_of_any_width_are_multiplied(level: int) -> None:
         )
 
 
+@each_level
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_threads_share_the_rows(count: int, level: int) -> None:
+    # More vectors than are multiplied together, and more columns than are read at a time.
+    columns, rows = 4352, 67
+    values = np.random.default_rng(4).standard_normal((rows, columns), np.float32)
+    blocks = encode_rows(values, ENCODINGS["Q4_K"])
+    vectors = np.random.default_rng(5).standard_normal((count, columns), np.float32)
+    held = decode_rows(blocks, ENCODINGS["Q4_K"], codec)
+    kernel = row_multiplier("Q4_K", level)
+    assert kernel is not None
+    for threads in (1, 3):
+        out = np.empty((count, rows), np.float32)
+        kernel.multiply(blocks, columns, vectors, 0, out, threads=threads)
+        np.testing.assert_allclose(out, vectors @ held.T, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("columns", "nbytes", "vectors", "first", "outputs"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weightctl.engine.arrays import describe_tensor
@@ -11,6 +12,7 @@ from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
+from weightctl.shape import Dim
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType
     from weightctl.engine.binding import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
@@ -55,6 +59,9 @@ class _Running:
         self._loaded: dict[WeightForm, Tensor] = {}
         # The sizes of named dimensions by call, computed when the call is reached.
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
+        # The sizes of dimensions that are expressions, by call and identity: a schedule has each
+        # of them once.
+        self._computed: dict[tuple[int, int], int] = {}
         # Addresses of memory that other code uses: outputs must not share it.
         self._borrowed: set[int] = set()
         # Resident weights that were used: outputs must not share their memory either.
@@ -71,9 +78,9 @@ class _Running:
         Returns the number of the operation to continue with.
         """
         operation = self._plan.operations[number]
-        if operation.region and (region := self._find_empty(operation)) is not None:
+        if (region := self._find_empty(operation)) is not None:
             return self._skip(region, operation.call)
-        if operation.forms and not self._weights.is_resident:
+        if operation.forms:
             self._expect_after(number)
         try:
             given = self._gather_inputs(operation)
@@ -108,14 +115,10 @@ class _Running:
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""
-        import torch
-
         sizes = self._sizes_of(call)
         self._kept = {}
         for slot, kind, dims in region.outputs:
-            shape = sizes_of(dims, sizes)
-            dtype, device = torch_dtype(kind.dtype), torch_device(kind.device)
-            self._values[slot] = torch.empty(shape, dtype=dtype, device=device)
+            self._values[slot] = _empty(kind.dtype, kind.device, sizes_of(dims, sizes))
         for slot in region.frees:
             self._values.pop(slot, None)
         return region.end
@@ -169,6 +172,8 @@ class _Running:
 
     def _expect_after(self, number: int) -> None:
         """Start reading ahead the weights of the next operation that uses weights."""
+        if self._weights.is_resident:
+            return
         keeps = self._plan.operations[number].keeps
         number += 1
         while number < len(self._plan.operations):
@@ -200,6 +205,34 @@ class _Running:
             self._sizes[number] = found
         return found
 
+    def _are_of_types(
+        self, operation: Operation, results: Sequence[Tensor], sizes: Mapping[str, int]
+    ) -> bool:
+        """Whether results are of the types in the graph; False also if a size is not known."""
+        types = operation.torch_types
+        if types is None:
+            types = operation.torch_types = tuple(
+                (torch_dtype(kind.dtype), torch_device(kind.device)) for kind in operation.types
+            )
+        if len(results) != len(types):
+            return False
+        for (dtype, device), dims, result in zip(types, operation.shapes, results, strict=True):
+            if result.dtype is not dtype or result.device != device:
+                return False
+            shape = result.shape
+            if len(dims) != len(shape):
+                return False
+            for dim, size in zip(dims, shape, strict=True):
+                if isinstance(dim, int):
+                    wanted: int | None = dim
+                elif isinstance(dim, str):
+                    wanted = sizes.get(dim)
+                else:
+                    wanted = self._computed.get((operation.call, id(dim)))
+                if size != wanted:
+                    return False
+        return True
+
     def _refuse(
         self,
         operation: Operation,
@@ -208,7 +241,7 @@ class _Running:
         sizes: dict[str, int],
     ) -> None:
         """Raise `EngineError` if results differ from the types in the graph."""
-        if _are_of_types(operation, results, sizes):
+        if self._are_of_types(operation, results, sizes):
             return
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
@@ -224,6 +257,9 @@ class _Running:
                 shape = sizes_of(dims, sizes)
             except EngineError as error:
                 raise self._failure(operation, given, error) from error
+            for dim, size in zip(dims, shape, strict=True):
+                if isinstance(dim, Dim):
+                    self._computed[operation.call, id(dim)] = size
             same_place = result.device == torch_device(kind.device)
             if (
                 result.dtype is not torch_dtype(kind.dtype)
@@ -258,28 +294,11 @@ class _Running:
         )
 
 
-def _are_of_types(
-    operation: Operation, results: Sequence[Tensor], sizes: Mapping[str, int]
-) -> bool:
-    """Whether results are of the types in the graph; False also if that takes longer to tell."""
-    types = operation.torch_types
-    if types is None:
-        types = operation.torch_types = tuple(
-            (torch_dtype(kind.dtype), torch_device(kind.device)) for kind in operation.types
-        )
-    if len(results) != len(types):
-        return False
-    for (dtype, device), dims, result in zip(types, operation.shapes, results, strict=True):
-        if result.dtype is not dtype or result.device != device:
-            return False
-        if result.shape == dims:
-            continue
-        if len(dims) != result.ndim:
-            return False
-        for dim, size in zip(dims, result.shape, strict=True):
-            if size != (sizes.get(dim) if isinstance(dim, str) else dim):
-                return False
-    return True
+@lru_cache(maxsize=64)
+def _empty(dtype: DType, device: DeviceRef, shape: tuple[int, ...]) -> Tensor:
+    import torch
+
+    return torch.empty(shape, dtype=torch_dtype(dtype), device=torch_device(device))
 
 
 def _describe(given: Tensor | EncodedMatrix) -> str:
