@@ -257,9 +257,11 @@ class _Running:
                 shape = sizes_of(dims, sizes)
             except EngineError as error:
                 raise self._failure(operation, given, error) from error
-            for dim, size in zip(dims, shape, strict=True):
-                if isinstance(dim, Dim):
-                    self._computed[operation.call, id(dim)] = size
+            self._computed |= {
+                (operation.call, id(dim)): size
+                for dim, size in zip(dims, shape, strict=True)
+                if isinstance(dim, Dim)
+            }
             same_place = result.device == torch_device(kind.device)
             if (
                 result.dtype is not torch_dtype(kind.dtype)
