@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import prod, sqrt
 from operator import index
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -383,7 +383,7 @@ def _substitute(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
     return _of(total)
 
 
-def _value(dim: Dim, known: Mapping[_Factor, int], sizes: Mapping[str, int]) -> int:
+def _value(dim: Dim, known: Mapping[Any, int], sizes: Mapping[str, int]) -> int:
     size = sum(
         count * prod(known[factor] for factor in factors) for factors, count in dim.terms.items()
     )
