@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import prod, sqrt
 from operator import index
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,8 +117,11 @@ class Dim:
         Raises `KeyError` if a name has no size, `ValueError` if the size or an intermediate size is
         negative, and `ZeroDivisionError` if a divisor is 0.
         """
+        quotients = self._quotients()
+        if not quotients:
+            return _value(self, sizes, sizes)
         known = dict[_Factor, int](sizes.items())
-        for one in self._quotients():
+        for one in quotients:
             left, right = (_value(side, known, sizes) for side in (one.left, one.right))
             if not right:
                 raise ZeroDivisionError(
@@ -380,7 +383,7 @@ def _substitute(dim: Dim, known: Mapping[_Factor, Dim]) -> Dim:
     return _of(total)
 
 
-def _value(dim: Dim, known: Mapping[_Factor, int], sizes: Mapping[str, int]) -> int:
+def _value(dim: Dim, known: Mapping[Any, int], sizes: Mapping[str, int]) -> int:
     size = sum(
         count * prod(known[factor] for factor in factors) for factors, count in dim.terms.items()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weightctl.codecs import can_decode, codec
+from weightctl.codecs import can_decode, codec, transcode
 from weightctl.codecs.transcoding import decode_rows
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active, levels, row_multiplier
@@ -63,6 +63,23 @@ def test_rows_of_any_width_are_multiplied(level: int) -> None:
         np.testing.assert_allclose(
             out[0], rows.astype(np.float32) @ vector[0], rtol=1e-4, atol=1e-4
         )
+
+
+@each_level
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_threads_share_the_rows(count: int, level: int) -> None:
+    # More vectors than are multiplied together, and more columns than are read at a time.
+    columns, rows = 4352, 67
+    values = np.random.default_rng(4).standard_normal((rows, columns), np.float32)
+    blocks, _ = transcode(values.view(np.uint8), ENCODINGS["F32"], ENCODINGS["Q4_K"])
+    vectors = np.random.default_rng(5).standard_normal((count, columns), np.float32)
+    held = decode_rows(blocks, ENCODINGS["Q4_K"], codec)
+    kernel = row_multiplier("Q4_K", level)
+    assert kernel is not None
+    for threads in (1, 3):
+        out = np.empty((count, rows), np.float32)
+        kernel.multiply(blocks, columns, vectors, 0, out, threads=threads)
+        np.testing.assert_allclose(out, vectors @ held.T, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

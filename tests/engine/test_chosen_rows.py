@@ -31,7 +31,7 @@ def mixing(*, keeps: bool = False) -> Graph:
             weight = Weight(f"w{column}", F32, (4, 4))
             share = ops.embedding(shares[:, column : column + 1], rows)
             made.append(ops.relu(ops.embedding(x, rows) @ weight.T) * share)
-        total = ops.sum_rows(ops.concat(made), ops.concat(chosen), x.shape[0])
+        total = ops.sum_rows(ops.concat(made), ops.concat(chosen), count=x.shape[0])
         graph.output(total, *(made if keeps else ()))
     return graph
 

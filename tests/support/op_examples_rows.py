@@ -21,6 +21,13 @@ EXAMPLES = [
         NAMES,
     ),
     Example("sum_rows", (ROWS, NUMBERS), SUMS, {"count": Dim(3)}, 1e-6),
+    Example(
+        "sum_rows",
+        (ROWS[:1], NUMBERS[:1], ROWS[:0], NUMBERS[:0], ROWS[1:], NUMBERS[1:]),
+        SUMS,
+        {"count": Dim(3)},
+        1e-6,
+    ),
     Example("sum_rows", (ROWS[:0], NUMBERS[:0]), 0 * SUMS, {"count": Dim(3)}),
 ]
 INFERRED = [
@@ -30,5 +37,12 @@ INFERRED = [
 REFUSED = [
     Refused("chosen_rows", (i64("n", 3),), "needs a float dtype", NAMES),
     Refused("sum_rows", (f32("m", 2), i64("n")), "one number for each row", {"count": Dim(3)}),
+    Refused("sum_rows", (f32("m", 2),), "rows and their numbers", {"count": Dim(3)}),
+    Refused(
+        "sum_rows",
+        (f32("m", 2), i64("m"), f32("n", 3), i64("n")),
+        "cannot be added to rows",
+        {"count": Dim(3)},
+    ),
     Refused("sum_rows", (f32("m", 2), f32("m")), "needs an integer dtype", {"count": Dim(3)}),
 ]

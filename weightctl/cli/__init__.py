@@ -204,6 +204,9 @@ def _hide_secrets(word: str) -> str:
 
 def main() -> NoReturn:
     """Run the command line; exit with 0, with 1 for findings, 2 for errors and 130 on Ctrl-C."""
+    # The threads of torch would wait for milliseconds without giving up the processor, while others
+    # have work. Its library reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Characters that the terminal's encoding does not have are escaped.

@@ -40,6 +40,9 @@ class BoundWeights:
     ) -> None:
         self._found = dict(found)
         self._ready: dict[WeightForm, Tensor] = {}
+        # What was found for forms before, by their identity: to compare them takes longer.
+        self._seen: dict[int, tuple[WeightForm, Tensor | None]] = {}
+        self._matrices: dict[int, tuple[WeightForm, EncodedMatrix]] = {}
         self._sources = list({
             id(place.source): place.source for place in found.values() if place.source is not None
         }.values())  # fmt: skip
@@ -50,7 +53,15 @@ class BoundWeights:
 
     def ready(self, form: WeightForm) -> Tensor | None:
         """Return a resident weight as the graph reads it; None if it is not kept as values."""
-        return self._ready.get(form)
+        seen = self._seen.get(id(form))
+        if seen is None:
+            seen = self._seen[id(form)] = form, self._ready.get(form)
+        return seen[1]
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether weights are kept as values, so that none need to be read ahead."""
+        return bool(self._ready)
 
     def tensor(self, form: WeightForm) -> Tensor:
         """Return a weight in the requested form, read now or in advance."""
@@ -58,9 +69,15 @@ class BoundWeights:
 
     def matrix(self, form: WeightForm) -> EncodedMatrix | None:
         """Return a weight that is decoded within a product; None for other weights."""
+        if (seen := self._matrices.get(id(form))) is not None:
+            return seen[1]
         if not is_encoded_matrix(self._found[form.base].info, form):
             return None
-        return EncodedMatrix(self._take(form.base), form)
+        place = self._take(form.base)
+        matrix = EncodedMatrix(place, form)
+        if isinstance(place, InMemory) and self._found[form.base] is place:
+            self._matrices[id(form)] = form, matrix
+        return matrix
 
     def pick_rows(self, form: WeightForm, numbers: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the rows of a weight that `numbers` selects, and the index of each number in them.

@@ -52,14 +52,14 @@ def size_of(dim: Dim, sizes: Mapping[str, int]) -> int:
     """
     if dim.is_static:
         return int(dim)
-    unknown = sorted(dim.symbols - sizes.keys())
-    if unknown:
-        raise EngineError(
-            f"the size of `{unknown[0]}`, on which {dim} depends, is not defined",
-            hint=f"add an input that has `{unknown[0]}` as a dimension",
-        )
     try:
         return dim.at(sizes)
+    except KeyError as error:
+        unknown = min(dim.symbols - sizes.keys())
+        raise EngineError(
+            f"the size of `{unknown}`, on which {dim} depends, is not defined",
+            hint=f"add an input that has `{unknown}` as a dimension",
+        ) from error
     except (ValueError, ZeroDivisionError) as error:
         known = " and ".join(f"{name} is {sizes[name]}" for name in sorted(dim.symbols))
         reason = "divides by 0" if isinstance(error, ZeroDivisionError) else "is less than 0"
@@ -77,12 +77,12 @@ def simplify_shape(shape: Sequence[Dim]) -> tuple[Size, ...]:
 
 def sizes_of(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the size of each dimension of a simplified shape; raises as `size_of` does."""
-    return tuple(
+    return tuple([
         each if isinstance(each, int)
         else sizes[each] if isinstance(each, str) and each in sizes
         else size_of(Dim(each), sizes)
         for each in shape
-    )  # fmt: skip
+    ])  # fmt: skip
 
 
 def has_names(attributes: Mapping[str, Any]) -> bool:

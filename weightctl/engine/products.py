@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.engine.forms import WeightForm
     from weightctl.engine.stored import StoredWeight
-    from weightctl.kernels import RowMultiplier
     from weightctl.weights.info import TensorInfo
 
 __all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix", "multiply"]
@@ -46,8 +45,9 @@ class EncodedMatrix:
 
     def __init__(self, stored: StoredWeight, form: WeightForm) -> None:
         self._stored = stored
-        self._form = form
         self._dtype = form.dtype if form.read_as is None else form.read_as
+        self._encoding = interpret_info(stored.info, form).encoding
+        self._kernel = row_multiplier(self._encoding.name)
         self.shape = form.shape[::-1]
 
     def __str__(self) -> str:
@@ -61,12 +61,11 @@ class EncodedMatrix:
         rows = left.reshape(-1, inputs)
         made = torch.empty((len(rows), outputs), dtype=torch_dtype(self._dtype))
         if made.numel():
-            encoding = interpret_info(self._stored.info, self._form).encoding
             # A registry may have the bytes on a GPU.
-            blocks = self._stored.raw().cpu().reshape(outputs, -1)
-            kernel = row_multiplier(encoding.name)
+            blocks, kernel = self._stored.raw().cpu().reshape(outputs, -1), self._kernel
             if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
-                _multiply_rows(kernel, rows.contiguous(), blocks, made)
+                vectors, threads = rows.contiguous().numpy(), torch.get_num_threads()
+                kernel.multiply(blocks.numpy(), inputs, vectors, 0, made.numpy(), threads=threads)
             else:
                 self._multiply_tiles(rows, blocks, made)
         return made.reshape(*left.shape[:-1], outputs)
@@ -76,14 +75,13 @@ class EncodedMatrix:
         import torch
 
         inputs, outputs = self.shape
-        encoding = interpret_info(self._stored.info, self._form).encoding
         threads = torch.get_num_threads()
         part = max(1, _TILE // (inputs * made.dtype.itemsize))
         tile = torch.empty((min(part * threads, outputs), inputs), dtype=made.dtype)
 
         def decode(first: int, last: int) -> None:
             room = tile[first - start : last - start]
-            decode_blocks(blocks[first:last], encoding, self._dtype, room)
+            decode_blocks(blocks[first:last], self._encoding, self._dtype, room)
 
         for start in range(0, outputs, len(tile)):
             stop = min(start + len(tile), outputs)
@@ -135,19 +133,6 @@ def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:
 def multiply(left: Tensor, right: EncodedMatrix) -> Tensor:
     """Return the product of a tensor with a matrix in its stored encoding."""
     return right.multiply(left)
-
-
-def _multiply_rows(kernel: RowMultiplier, rows: Tensor, blocks: Tensor, made: Tensor) -> None:
-    """Fill `made` with products, each thread some of the columns."""
-    import torch
-
-    vectors, out, table = rows.numpy(), made.numpy(), blocks.numpy()
-
-    def work(first: int, last: int) -> None:
-        kernel.multiply(table[first:last], rows.shape[1], vectors, first, out)
-
-    count = len(blocks)
-    _run_in_threads(work, 0, count, -(-count // torch.get_num_threads()))
 
 
 def _run_in_threads(work: Callable[[int, int], None], start: int, stop: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weightctl.engine.arrays import describe_tensor
@@ -13,6 +14,7 @@ from weightctl.graph.ops.create import CONSTANT
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
 from weightctl.graph.ops.value_checks import DelayedCheck, delaying_checks, raise_first
+from weightctl.shape import Dim
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightctl.device import DeviceRef
+    from weightctl.dtype import DType
     from weightctl.engine.bound_weights import BoundWeights
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
@@ -85,8 +89,13 @@ class _Running:
         self._loaded: dict[WeightForm, Tensor] = {}
         # The sizes of named dimensions by call, computed when the call is reached.
         self._sizes: list[dict[str, int] | None] = [dict(sizes), *[None] * (len(plan.calls) - 1)]
+        # The sizes of dimensions that are expressions, by call and identity: a schedule has each
+        # of them once.
+        self._computed: dict[tuple[int, int], int] = {}
         # Addresses of memory that other code uses: outputs must not share it.
         self._borrowed: set[int] = set()
+        # Resident weights that were used: outputs must not share their memory either.
+        self._lent: list[Tensor] = []
 
     def begin(self, inputs: Sequence[Tensor]) -> None:
         """Store the inputs in their slots."""
@@ -159,14 +168,10 @@ class _Running:
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""
-        import torch
-
         sizes = self._sizes_of(call)
         self._kept = {}
         for slot, kind, dims in region.outputs:
-            shape = sizes_of(dims, sizes)
-            dtype, device = torch_dtype(kind.dtype), torch_device(kind.device)
-            self._values[slot] = torch.empty(shape, dtype=dtype, device=device)
+            self._values[slot] = _empty(kind.dtype, kind.device, sizes_of(dims, sizes))
         for slot in region.frees:
             self._values.pop(slot, None)
         return region.end
@@ -176,6 +181,8 @@ class _Running:
         found: list[Tensor] = []
         for place in self._plan.outputs:
             tensor = self._tensor(place).contiguous()
+            self._borrowed |= {_memory(weight) for weight in self._lent}
+            self._lent = []
             memory = _memory(tensor)
             is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
             if is_part or memory in self._borrowed:
@@ -191,8 +198,13 @@ class _Running:
             picked = self._weights.pick_rows(table, self._tensor(given[1]))
             if picked is not None:
                 return list(picked)
-        if operation.op is MATMUL and isinstance(right := given[1], WeightForm):
-            matrix = None if right.base in self._kept else self._weights.matrix(right)
+        if (
+            operation.op is MATMUL
+            and isinstance(right := given[1], WeightForm)
+            and self._weights.ready(right) is None
+            and not (self._kept and right.base in self._kept)
+        ):
+            matrix = self._weights.matrix(right)
             if matrix is not None:
                 return [self._tensor(given[0]), matrix]
         return [self._tensor(place) for place in given]
@@ -201,7 +213,7 @@ class _Running:
         if not isinstance(place, WeightForm):
             return self._values[place]
         if (ready := self._weights.ready(place)) is not None:
-            self._borrowed.add(_memory(ready))
+            self._lent.append(ready)
             return ready
         tensor = self._kept.get(place.base)
         if tensor is None:
@@ -213,6 +225,8 @@ class _Running:
 
     def _expect_after(self, number: int) -> None:
         """Start reading ahead the weights of the next operation that uses weights."""
+        if self._weights.is_resident:
+            return
         keeps = self._plan.operations[number].keeps
         number += 1
         while number < len(self._plan.operations):
@@ -243,6 +257,34 @@ class _Running:
             self._sizes[number] = found
         return found
 
+    def _are_of_types(
+        self, operation: Operation, results: Sequence[Tensor], sizes: Mapping[str, int]
+    ) -> bool:
+        """Whether results are of the types in the graph; False also if a size is not known."""
+        types = operation.torch_types
+        if types is None:
+            types = operation.torch_types = tuple(
+                (torch_dtype(kind.dtype), torch_device(kind.device)) for kind in operation.types
+            )
+        if len(results) != len(types):
+            return False
+        for (dtype, device), dims, result in zip(types, operation.shapes, results, strict=True):
+            if result.dtype is not dtype or result.device != device:
+                return False
+            shape = result.shape
+            if len(dims) != len(shape):
+                return False
+            for dim, size in zip(dims, shape, strict=True):
+                if isinstance(dim, int):
+                    wanted: int | None = dim
+                elif isinstance(dim, str):
+                    wanted = sizes.get(dim)
+                else:
+                    wanted = self._computed.get((operation.call, id(dim)))
+                if size != wanted:
+                    return False
+        return True
+
     def _refuse(
         self,
         operation: Operation,
@@ -251,6 +293,8 @@ class _Running:
         sizes: dict[str, int],
     ) -> None:
         """Raise `EngineError` if results differ from the types in the graph."""
+        if self._are_of_types(operation, results, sizes):
+            return
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
@@ -265,6 +309,11 @@ class _Running:
                 shape = sizes_of(dims, sizes)
             except EngineError as error:
                 raise self._failure(operation, given, error) from error
+            self._computed |= {
+                (operation.call, id(dim)): size
+                for dim, size in zip(dims, shape, strict=True)
+                if isinstance(dim, Dim)
+            }
             same_place = result.device == torch_device(kind.device)
             if (
                 result.dtype is not torch_dtype(kind.dtype)
@@ -297,6 +346,13 @@ class _Running:
         return EngineError(
             f"{subject}: {reason or type(error).__name__}", hint=getattr(error, "hint", "")
         )
+
+
+@lru_cache(maxsize=64)
+def _empty(dtype: DType, device: DeviceRef, shape: tuple[int, ...]) -> Tensor:
+    import torch
+
+    return torch.empty(shape, dtype=torch_dtype(dtype), device=torch_device(device))
 
 
 def _describe(given: Tensor | EncodedMatrix) -> str:

@@ -16,6 +16,8 @@ from weightctl.graph.ops.device_blocks import decodes_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import torch
+
     from weightctl.dtype import DType
     from weightctl.engine.inputs import Size
     from weightctl.graph.graph import CutFrom, Graph, GraphNode
@@ -65,7 +67,9 @@ class Operation:
     `call` is the number of the run that it is part of. After the operation, the slots in `frees`
     are not read again, and the weights in `keeps` are used by the next operation that uses weights.
     `region` is the region that begins with the operation, if any, and `forms` are the weights that
-    the operation uses, in the forms before they are cast and transposed.
+    the operation uses, in the forms before they are cast and transposed. `table` is the weight
+    whose rows the operation picks, if it does; the second input has the row numbers. The first run
+    sets `torch_types`, the dtypes and devices of the results.
     """
 
     op: Op
@@ -82,15 +86,13 @@ class Operation:
     keeps: frozenset[WeightForm] = frozenset()
     region: EmptyRegion | None = None
     forms: tuple[WeightForm, ...] = field(init=False)
+    table: WeightForm | None = field(init=False)
+    torch_types: tuple[tuple[torch.dtype, torch.device], ...] | None = None
 
     def __post_init__(self) -> None:
         self.forms = tuple(each.base for each in self.inputs if isinstance(each, WeightForm))
-
-    @property
-    def table(self) -> WeightForm | None:
-        """The weight whose rows the operation picks; the second input has the row numbers."""
         first = self.inputs[0] if self.op.picks_rows else None
-        return first if isinstance(first, WeightForm) else None
+        self.table = first if isinstance(first, WeightForm) else None
 
 
 class Schedule(NamedTuple):
@@ -130,6 +132,7 @@ class _Unfolding:
         self.operations: list[Operation] = []
         self.calls: list[GraphRun] = []
         self._slots = slots
+        self._sizes: dict[Size, Size] = {}
 
     def run(self, graph: Graph, inputs: Sequence[Place], call: GraphRun) -> tuple[Place, ...]:
         """Add the operations of a graph for the given inputs; return the places of its outputs."""
@@ -182,13 +185,17 @@ class _Unfolding:
         op = OPS[node.op]
         # Only calls and `dequantize` have no `lower`, and they do not become operations.
         lower = cast("Callable[..., Any]", op.lower)
-        shapes = tuple(simplify_shape(kind.shape) for kind in types)
+        shapes = tuple(map(self._share, types))
         self.operations.append(
             Operation(
                 op, node.path, number, lower, given, attributes, is_resolved, slots, types, shapes
             )
         )
         return slots
+
+    def _share(self, kind: TensorType) -> tuple[Size, ...]:
+        """Return the shape of a type, with the same object for equal dimensions."""
+        return tuple(self._sizes.setdefault(each, each) for each in simplify_shape(kind.shape))
 
 
 def _names(inputs: Sequence[Value], given: Sequence[Value]) -> dict[str, Dim]:

@@ -155,7 +155,7 @@ class Cursor:
     def elements(self, kind: str, count: int) -> list[Any]:
         """Read `count` elements of a type."""
         if kind == "string":
-            return [self.string("a string") for _ in range(count)]
+            return self._strings(count)
         if kind in _CODES:
             layout = struct.Struct(f"{self.order}{count}{_CODES[kind]}")
             place = self._place(layout.size, f"{count} elements")
@@ -163,6 +163,26 @@ class Cursor:
             self.offset += layout.size
             return [bool(n) for n in numbers] if kind == "bool" else list(numbers)
         return [self._array("a nested array")[1] for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Read strings: one alone, then in one loop those that are whole in the window."""
+        unpack, width = self._length.unpack_from, self._length.size
+        found: list[str] = []
+        while len(found) < count:
+            found.append(self.string("a string"))
+            window, at = self._window, self.offset - self._base
+            last = len(window) - width
+            for _ in range(count - len(found)):
+                if at > last:
+                    break
+                start = at + width
+                end = start + unpack(window, at)[0]
+                if end > len(window):
+                    break
+                found.append(str(window[start:end], "utf-8", "surrogateescape"))
+                at = end
+            self.offset = self._base + at
+        return found
 
     def _kind(self, key: str) -> str:
         number = int(self.number("u32"))

@@ -182,16 +182,24 @@ class RowMultiplier(NamedTuple):
     name: str
 
     def multiply(
-        self, blocks: Memory, columns: int, vectors: Memory, first: int, out: Memory
+        self,
+        blocks: Memory,
+        columns: int,
+        vectors: Memory,
+        first: int,
+        out: Memory,
+        *,
+        threads: int = 1,
     ) -> None:
         """Set the products of rows of blocks with vectors, float32[vectors, columns].
 
         `out` is float32[vectors, outputs]; the product of row r is in column `first` + r. All are
-        contiguous. The sums are float32, in an order of their own.
+        contiguous. The sums are float32, in an order of their own. Several threads are those of
+        OpenMP if the process has such threads.
         """
         from weightctl.kernels import _native
 
-        _native.multiply_rows(self.level, self.name, blocks, columns, vectors, first, out)
+        _native.multiply_rows(self.level, self.name, blocks, columns, vectors, first, out, threads)
 
 
 @cache

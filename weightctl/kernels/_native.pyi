@@ -64,6 +64,7 @@ def multiply_rows(
     vectors: Memory,
     first: int,
     out: Memory,
+    threads: int,
     /,
 ) -> None: ...
 def pack_pairs(level: int, codes: Memory, high_first: bool, out: Memory, /) -> None: ...

@@ -12,6 +12,10 @@ typedef float f32v __attribute__((vector_size(4 * LANES)));
 typedef int32_t i32v __attribute__((vector_size(4 * LANES)));
 typedef uint32_t u32v __attribute__((vector_size(4 * LANES)));
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline, unused))
 
 INLINE f32v f32v_load(const float *from)
@@ -41,6 +45,26 @@ INLINE f32v f32v_sqrt(f32v v)
     for (int i = 0; i < LANES; i++)
         v[i] = __builtin_sqrtf(v[i]);
     return v;
+}
+
+/* sum + x * y, rounded once if the instruction set has that operation. */
+INLINE f32v f32v_add_product(f32v sum, f32v x, f32v y)
+{
+#if defined(__x86_64__) && LANES == 8
+    return (f32v)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
+#elif defined(__x86_64__) && LANES == 16
+    return (f32v)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+#else
+    return sum + x * y;
+#endif
+}
+
+INLINE float f32v_sum(f32v v)
+{
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += v[i];
+    return sum;
 }
 
 /* `yes` where the mask is -1, `no` where it is 0. */

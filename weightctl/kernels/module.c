@@ -7,6 +7,7 @@
 #include "codec.h"
 #include "grids.h"
 #include "module.h"
+#include "sharing.h"
 
 /* The instruction sets that this processor supports, the best last. */
 static const struct level *levels[3];
@@ -331,7 +332,7 @@ static PyMethodDef methods[] = {
     {"pack_row_groups", pack_row_groups, METH_VARARGS,
      "pack_row_groups(level, codes, columns, order, out)"},
     {"multiply_rows", multiply_rows, METH_VARARGS,
-     "multiply_rows(level, name, blocks, columns, vectors, first, out)"},
+     "multiply_rows(level, name, blocks, columns, vectors, first, out, threads)"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -342,5 +343,6 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__native(void)
 {
     find_levels();
+    prepare_sharing();
     return PyModule_Create(&definition);
 }

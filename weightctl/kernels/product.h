@@ -4,6 +4,7 @@
 
 #include "codec.h"
 #include "lanes.h"
+#include "level_products.h"
 
 /* Values that are decoded at a time, a multiple of every block. They stay in the first-level cache. */
 #define DECODED 1024
@@ -17,20 +18,18 @@ INLINE float add_products(const float *x, const float *y, size_t count)
     size_t i = 0;
     for (; i + SUMS * LANES <= count; i += SUMS * LANES)
         for (size_t s = 0; s < SUMS; s++)
-            sums[s] += f32v_load(x + i + s * LANES) * f32v_load(y + i + s * LANES);
+            sums[s] = f32v_add_product(sums[s], f32v_load(x + i + s * LANES),
+                                       f32v_load(y + i + s * LANES));
     float sum = 0;
     for (; i < count; i++)
         sum += x[i] * y[i];
-    f32v all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    for (size_t lane = 0; lane < LANES; lane++)
-        sum += all[lane];
-    return sum;
+    return sum + f32v_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-/* Set out[n * stride + r] to the product of row r with vector n, of `count` vectors. */
-static void multiply_rows(const struct codec *codec, const uint8_t *blocks, size_t rows,
-                          size_t columns, const float *vectors, size_t count, size_t stride,
-                          float *out)
+/* `multiply_rows` for any encoding. */
+static void multiply_decoded(const struct codec *codec, const uint8_t *blocks, size_t rows,
+                             size_t columns, const float *vectors, size_t count, size_t stride,
+                             float *out)
 {
     float values[DECODED] __attribute__((aligned(64)));
     for (size_t r = 0; r < rows; r++) {
@@ -44,6 +43,17 @@ static void multiply_rows(const struct codec *codec, const uint8_t *blocks, size
                 out[n * stride + r] += add_products(values, vectors + n * columns + start, size);
         }
     }
+}
+
+/* Set out[n * stride + r] to the product of row r with vector n, of `count` vectors. */
+static void multiply_rows(const struct codec *codec, const uint8_t *blocks, size_t rows,
+                          size_t columns, const float *vectors, size_t count, size_t stride,
+                          float *out)
+{
+    if (codec->decode == q4_k_decode)
+        multiply_levels(blocks, rows, columns, vectors, count, stride, out);
+    else
+        multiply_decoded(codec, blocks, rows, columns, vectors, count, stride, out);
 }
 
 #endif

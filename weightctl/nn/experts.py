@@ -130,15 +130,18 @@ class MixtureOfExperts(Divisible):
         shares = self._shares(x if routed is None else routed, tokens)
         chosen = ops.chosen_rows(shares)
         columns = ops.split(shares, [1] * len(self.experts), axis=-1)
-        # Experts are added in groups that have about as many rows as there are positions: their
-        # results are in memory together, and each sum is a pass over all positions.
-        size = max(1, self.routing.count // self.routing.used)
+        # Experts are added in groups that have about twice as many rows as there are positions:
+        # their results are in memory together, and each sum is a pass over all positions.
+        size = max(1, 2 * self.routing.count // self.routing.used)
         sums: list[Value] = []
         for first in range(0, len(self.experts), size):
             group = range(first, min(first + size, len(self.experts)))
-            made = [self._compute(n, rows, columns[n], chosen[n]) for n in group]
-            numbers = ops.concat([chosen[number] for number in group])
-            sums.append(ops.sum_rows(ops.concat(made), numbers, rows.shape[0]))
+            pairs = [
+                each
+                for n in group
+                for each in (self._compute(n, rows, columns[n], chosen[n]), chosen[n])
+            ]
+            sums.append(ops.sum_rows(*pairs, count=rows.shape[0]))
         y = sums[0]
         for each in sums[1:]:
             y = y + each

@@ -58,7 +58,8 @@ class Check(NamedTuple):
     differences when there is a reference. If `reads_tensors` is not set, it reads only headers.
     `opens_files` is set if it reports files that cannot be opened; no other check runs for them.
     `prepares` is a function `(request: Request) -> object` that runs before all checks. It raises
-    `ConversionError` for a request that the check cannot fulfill.
+    `ConversionError` for a request that the check cannot fulfill. `uses_torch` is set if it runs
+    the model.
     """
 
     run: str
@@ -72,6 +73,7 @@ class Check(NamedTuple):
     reads_tensors: bool = True
     opens_files: bool = False
     prepares: str = ""
+    uses_torch: bool = False
 
 
 _AGAIN = (
@@ -150,6 +152,7 @@ CHECKS: dict[str, Check] = {
         ),
         compares=True,
         prepares="weightctl.verify.checks.forward:require_prompt",
+        uses_torch=True,
     ),
 }
 

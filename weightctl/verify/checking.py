@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weightctl.engine.preload import preload_torch
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
@@ -70,6 +71,8 @@ def _run_checks(request: Request, wanted: Sequence[str]) -> Report:
     if damage is None:
         _refuse_unreadable(request, wanted)
         _prepare(request, wanted)
+        if subject.checkpoint is not None and any(CHECKS[name].uses_torch for name in wanted):
+            preload_torch()
     results: dict[str, Result] = {}
     seconds: dict[str, float] = {}
     reported: set[Problem] = set()

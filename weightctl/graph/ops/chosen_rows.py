@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.graph.ops.rules import Op, require_float, require_integer
+from weightctl.graph.ops.rules import Op, require_float, require_integer, require_same_dtype
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply, apply_all
@@ -58,30 +58,44 @@ def lower_chosen_rows(shares: Tensor, *, names: tuple[str, ...]) -> tuple[Tensor
 CHOSEN_ROWS = Op("chosen_rows", infer_chosen_rows, lower_chosen_rows)
 
 
-def sum_rows(rows: ValueLike, numbers: ValueLike, count: DimLike) -> Value:
+def sum_rows(*pairs: ValueLike, count: DimLike) -> Value:
     """Return [count, ...], in which row `n` is the sum of the rows whose number is `n`.
 
-    `rows` is [given, ...] and `numbers` is [given]. A row without a number is 0. Rows are added in
-    their order. Raises `GraphError` if there are not as many numbers as rows.
+    `pairs` are rows, [given, ...], and their numbers, [given], in turn. A row without a number is
+    0. Rows are added in their order. Raises `GraphError` if there are not as many numbers as rows.
     """
-    return apply("sum_rows", rows, numbers, count=Dim(count))
+    return apply("sum_rows", *pairs, count=Dim(count))
 
 
-def infer_sum_rows(rows: TensorType, numbers: TensorType, *, count: Dim) -> TensorType:
+def infer_sum_rows(*pairs: TensorType, count: Dim) -> TensorType:
     """Return the type of the sums."""
-    require_float(rows)
-    require_integer(numbers)
-    if not rows.rank or numbers.shape != rows.shape[:1]:
-        raise GraphError(
-            "there must be one number for each row",
-            hint="use rows [given, ...] and numbers [given]",
-        )
-    return replace(rows, shape=Shape([count, *rows.shape[1:]]))
+    rows, numbers = pairs[::2], pairs[1::2]
+    if not rows or len(rows) != len(numbers):
+        raise GraphError("`sum_rows` needs rows and their numbers, in turn")
+    require_same_dtype(*rows)
+    require_float(*rows)
+    for each, own in zip(rows, numbers, strict=True):
+        require_integer(own)
+        if not each.rank or own.shape != each.shape[:1]:
+            raise GraphError(
+                "there must be one number for each row",
+                hint="use rows [given, ...] and numbers [given]",
+            )
+        if each.shape[1:] != rows[0].shape[1:]:
+            raise GraphError(
+                f"rows of shape {each.shape[1:]} cannot be added to rows of shape "
+                f"{rows[0].shape[1:]}"
+            )
+    return replace(rows[0], shape=Shape([count, *rows[0].shape[1:]]))
 
 
-def lower_sum_rows(rows: Tensor, numbers: Tensor, *, count: int) -> Tensor:
+def lower_sum_rows(*pairs: Tensor, count: int) -> Tensor:
     """Return the sums; raises `IndexError` if a number is not below `count`."""
-    return rows.new_zeros((count, *rows.shape[1:])).index_add_(0, numbers.long(), rows)
+    made = pairs[0].new_zeros((count, *pairs[0].shape[1:]))
+    for rows, numbers in zip(pairs[::2], pairs[1::2], strict=True):
+        if rows.shape[0]:
+            made.index_add_(0, numbers.long(), rows)
+    return made
 
 
 SUM_ROWS = Op("sum_rows", infer_sum_rows, lower_sum_rows)

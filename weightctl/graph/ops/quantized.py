@@ -8,7 +8,7 @@ from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
 from weightctl.graph.ops.lowering import decode_blocks, torch_device
 from weightctl.graph.ops.rules import Op, require_integer
-from weightctl.graph.ops.value_checks import clamp_rows
+from weightctl.graph.ops.value_checks import clamp_rows, is_on_gpu
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply
@@ -151,7 +151,13 @@ def lower_embedding(
 
     # Blocks that the device cannot decode are on the CPU; the decoded values go to the device.
     ids = ids.to(weight.device)
-    rows = functional.embedding(clamp_rows(ids, weight.shape[0]).long(), weight)
+    if is_on_gpu(ids):
+        ids = clamp_rows(ids, weight.shape[0])
+    try:
+        rows = functional.embedding(ids.long(), weight)
+    except IndexError:
+        clamp_rows(ids, weight.shape[0])  # this error names the row
+        raise
     if encoding is None or dtype is None or device is None:
         return rows
     return decode_blocks(rows, encoding, dtype).to(torch_device(device))

@@ -256,7 +256,7 @@ def _charsmap(metadata: Mapping[str, MetadataValue], where: str) -> bytes | None
 def _strings(metadata: Mapping[str, MetadataValue], name: str, where: str) -> tuple[str, ...]:
     key = f"{_PREFIX}{name}"
     strings = tuple(_array(metadata[key], key, where))
-    if not all(isinstance(each, str) for each in strings):
+    if not {*map(type, strings)} <= {str}:
         raise TokenizerError(f"{where}: `{key}` has a value that is not a string", hint=_HINT)
     return strings
 
