@@ -14,7 +14,7 @@ from weightctl import DeviceRef, DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, TensorType, Weight, ops
-from weightctl.graph.ops import binary, value_checks
+from weightctl.graph.ops import binary, quantized, value_checks
 
 CPU, GPU, INT64 = DeviceRef.CPU(), DeviceRef.GPU(0), DType.int64
 
@@ -29,7 +29,7 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         read.append(len(tensors))
         return stack(tensors, *rest)
 
-    for module in (value_checks, binary):
+    for module in (value_checks, binary, quantized):
         monkeypatch.setattr(module, "is_on_gpu", lambda _: True)
     monkeypatch.setattr(torch, "stack", watch)
     return read
