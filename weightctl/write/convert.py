@@ -188,7 +188,7 @@ def convert(
                 make_plan,
                 where=where,
                 parts=parts,
-                names=_names(names),
+                names=_choice(Names, names, "names"),
                 weights_only=weights_only,
                 rename=rename,
                 is_cast=is_cast,
@@ -207,7 +207,8 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    plan = replace(plan, consulted={**plan.consulted, **_describe_rule_files(rename)})
+    rule_files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
+    plan = replace(plan, consulted={**plan.consulted, **rule_files})
     if scheme is not None:
         plan = store_in_scheme(
             plan,
@@ -338,10 +339,6 @@ def _list_optional_parts(
     return [_choice(OptionalPart, each, "without") for each in named]
 
 
-def _describe_rule_files(rename: RenamingsLike | None) -> dict[str, str]:
-    return dict.fromkeys(list_rule_files(rename), "the file of naming rules")
-
-
 def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choice: bool) -> None:
     """Raise `ConversionError` for arguments that a plan has already determined."""
     if plan.format != where.format:
@@ -349,7 +346,7 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
             f"the plan is for {plan.format}, but the format of {where.path} is {where.format}",
             hint=f"make the plan with `Plan.copy(weights, '{where.format}')`",
         )
-    if _names(names) is not Names.AUTO or has_choice:
+    if _choice(Names, names, "names") is not Names.AUTO or has_choice:
         raise ConversionError(
             "names, weights_only, rename, include, exclude, without, partial and mmproj do not "
             "apply to a plan: its tensors and names are already chosen",
@@ -392,10 +389,6 @@ def _split(plan: Plan, most: int | str) -> Plan:
 
 def _nbytes(given: int | str, *, unit: str = "") -> int:
     return parse_size(given, unit=unit) if isinstance(given, str) else given
-
-
-def _names(given: Names | str) -> Names:
-    return _choice(Names, given, "names")
 
 
 def _choice(kind: type[_Choice], given: _Choice | str, what: str) -> _Choice:
