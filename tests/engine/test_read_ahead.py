@@ -15,7 +15,7 @@ from graphics import on_a_gpu
 from weightctl import DeviceRef, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession, bound_weights
-from weightctl.engine.read_ahead import Arrival, ReadAhead
+from weightctl.engine.read_ahead import Arrival, WeightsAhead
 from weightctl.engine.stored import InFiles
 from weightctl.errors import EngineError
 from weightctl.weights.info import TensorInfo
@@ -61,7 +61,7 @@ def places(*names: str) -> dict[Any, torch.device]:
 
 def test_weights_are_read_in_the_order_in_which_they_are_announced() -> None:
     reading = Reading()
-    ahead = ReadAhead(reading)
+    ahead = WeightsAhead(reading)
     reading.go.set()
     ahead.start(places("a", "b", "c"))
     found = [ahead.take(Place(name), HERE).raw().tolist() for name in ("c", "a", "b")]
@@ -71,7 +71,7 @@ def test_weights_are_read_in_the_order_in_which_they_are_announced() -> None:
 
 def test_a_weight_that_is_announced_twice_is_read_once() -> None:
     reading = Reading()
-    ahead = ReadAhead(reading)
+    ahead = WeightsAhead(reading)
     reading.go.set()
     ahead.start(places("a"))
     ahead.start(places("a", "b"))
@@ -82,7 +82,7 @@ def test_a_weight_that_is_announced_twice_is_read_once() -> None:
 
 def test_only_the_weights_of_the_last_announcement_are_in_memory() -> None:
     reading = Reading()
-    ahead = ReadAhead(reading)
+    ahead = WeightsAhead(reading)
     ahead.start(places("a", "b"))
     assert reading.begun.wait(LIMIT)
     ahead.start(places("c"))
@@ -95,7 +95,7 @@ def test_only_the_weights_of_the_last_announcement_are_in_memory() -> None:
 
 
 def test_a_weight_that_was_not_announced_is_read_where_it_is_stored() -> None:
-    ahead = ReadAhead(Reading())
+    ahead = WeightsAhead(Reading())
     place = Place("a")
     assert ahead.take(place, HERE) is place
 
@@ -103,7 +103,7 @@ def test_a_weight_that_was_not_announced_is_read_where_it_is_stored() -> None:
 def test_an_error_is_raised_where_the_weight_is_used() -> None:
     reading = Reading()
     reading.go.set()
-    ahead = ReadAhead(reading)
+    ahead = WeightsAhead(reading)
     ahead.start(places("bad"))
     with pytest.raises(EngineError, match="the file is gone"):
         ahead.take(Place("bad"), HERE)
@@ -120,13 +120,13 @@ def test_a_run_that_reads_ahead_gives_the_same(
     tree, reads = counted(open_weights(stored(tmp_path / "a.safetensors", **weights)))
     monkeypatch.setattr(bound_weights, "reads_ahead", lambda _: True)
     waiting: list[int] = []
-    start: Any = ReadAhead.start
+    start: Any = WeightsAhead.start
 
-    def watch(ahead: ReadAhead, given: Any) -> None:
+    def watch(ahead: WeightsAhead, given: Any) -> None:
         waiting.append(len(given))
         start(ahead, given)
 
-    monkeypatch.setattr(ReadAhead, "start", watch)
+    monkeypatch.setattr(WeightsAhead, "start", watch)
     model = loaded(stack(), tree, memory=memory)
     for _ in range(2):
         np.testing.assert_array_equal(model.execute(x)[0].to_numpy(), expected)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.device import CPU
 from weightctl.engine.forms import is_kept_as_stored, make_tensor, place_of_stored
 from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
-from weightctl.engine.read_ahead import ReadAhead, reads_ahead
+from weightctl.engine.read_ahead import WeightsAhead, reads_ahead
 from weightctl.engine.stored import InFiles, InMemory
 from weightctl.graph.ops.lowering import torch_device
 
@@ -48,7 +48,7 @@ class BoundWeights:
         }.values())  # fmt: skip
         self._room = memory
         self._held: dict[Hashable, StoredWeight] = {}
-        self._ahead = ReadAhead()
+        self._ahead = WeightsAhead()
         self._read_all(resident)
 
     def ready(self, form: WeightForm) -> Tensor | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weightctl.engine.stored import StoredWeight
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Arrival", "ReadAhead", "reads_ahead"]
+__all__ = ["Arrival", "WeightsAhead", "reads_ahead"]
 
 
 def reads_ahead(device: DeviceRef) -> bool:
@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
     event: Any
 
 
-class ReadAhead:
+class WeightsAhead:
     """The weights that are being read for the next operation, each on its way to a device.
 
     A weight for a GPU is read into pinned memory and copied on a stream of its own, so that neither
