@@ -33,21 +33,26 @@ class AdaptedModel(NamedTuple):
 def make_llama() -> Any:
     """Return a Llama with grouped-query attention and random weights."""
     torch.manual_seed(31)
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=False, **sizes, **heads)
-    ).float()
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=False, **sizes, **heads)
+    model: Any = LlamaForCausalLM(config)
+    return model.float()
 
 
 def make_mixture() -> Any:
     """Return a mixture of experts, whose files have the weights of each expert apart."""
     torch.manual_seed(31)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+    }
+    experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
     config = Qwen3MoeConfig(vocab_size=VOCABULARY, **sizes, **experts, **heads)
-    return Qwen3MoeForCausalLM(config).float()
+    model: Any = Qwen3MoeForCausalLM(config)
+    return model.float()
 
 
 def make_gpt2() -> Any:

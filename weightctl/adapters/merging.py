@@ -147,13 +147,14 @@ class _Merge:
         if self._places is None:
             return name, None
         names = self._places.find(name)
-        if names.is_stacked("gguf") or names.gguf not in self._header.tensors:
+        stored = names.gguf or ""
+        if names.is_stacked("gguf") or stored not in self._header.tensors:
             raise ConversionError(
                 f"the adapter has `{tensor}` for one of several experts, which GGUF files store in "
                 "one tensor",
                 hint="merge the adapter into the original model, and convert the result",
             )
-        return names.gguf, names
+        return stored, names
 
     def _to_form(self, tensor: ReadableTensor, names: TensorNames | None) -> ReadableTensor:
         """Return a tensor of the adapter as the model stores it."""

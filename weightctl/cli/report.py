@@ -182,14 +182,20 @@ def describe_other_files(names: Iterable[str], where: str = "") -> str:
 
 
 def _changes(plan: Plan) -> Iterator[str]:
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[str, int] = {}
     for item in plan.items:
         if item.weight:
             continue
-        key = (item.stored.encoding.name, item.info.encoding.name)
-        counts[key] = counts.get(key, 0) + 1
-    for (before, after), count in counts.items():
-        yield f"{count} x {before} kept" if before == after else f"{count} x {before} -> {after}"
+        before, after = item.stored.encoding.name, item.info.encoding.name
+        if before != after:
+            change = f"{before} -> {after}"
+        elif item.is_copy:
+            change = f"{before} kept"
+        else:  # computed from the stored tensor, and stored in the same type
+            change = f"{before} -> {item.source.encoding} -> {after}"
+        counts[change] = counts.get(change, 0) + 1
+    for change, count in counts.items():
+        yield f"{count} x {change}"
     if left := len(plan.source.header.tensors) - len(plan.items):
         yield f"{left} left out"
 
