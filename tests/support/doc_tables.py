@@ -357,7 +357,7 @@ def _list_formats() -> str:
         [
             _code(name),
             _codes(map(format_name, line.suffixes)),
-            _code(line.index or line.in_directory or ""),
+            _code(line.listing or line.in_directory or ""),
         ]
         for name, line in ALL_FORMATS.items()
         for format_name in [f"{line.prefix}NAME{{}}".format if line.prefix else str]
