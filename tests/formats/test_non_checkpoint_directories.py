@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from build import safetensors_of
-from non_checkpoints import GGUF, LAYERS, POINTER, SAFETENSORS, error_of, fill, tarred, zipped
+from non_checkpoints import GGUF, LAYERS, POINTER, SAFETENSORS, error_of, fill, tarred
 from weightctl import open_weights
 from weightctl.errors import FormatError
 
