@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from build import safetensors_of
-from non_checkpoints import GGUF, LAYERS, POINTER, SAFETENSORS, error_of, fill, tarred, zipped
+from non_checkpoints import GGUF, LAYERS, POINTER, SAFETENSORS, error_of, fill, tarred
 from weightctl import open_weights
 from weightctl.errors import FormatError
 
@@ -29,7 +29,6 @@ DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
         *(": each of these 2 files is a Git LFS pointer", "git lfs pull"),
     ),
     "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
-    "mlx": ({"weights.npz": zipped("a.npy")}, "`weights.npz` is arrays of NumPy or MLX", "numpy"),
     "keras": (
         {"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)},
         "`m.h5` is an HDF5 file",

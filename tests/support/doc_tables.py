@@ -354,13 +354,9 @@ def _list_written() -> str:
 
 def _list_formats() -> str:
     rows = (
-        [
-            _code(name),
-            _codes(map(format_name, line.suffixes)),
-            _code(line.index or line.in_directory or ""),
-        ]
-        for name, line in ALL_FORMATS.items()
-        for format_name in [f"{line.prefix}NAME{{}}".format if line.prefix else str]
+        [_code(name), _codes(map(named, line.suffixes)), _code(line.listing or usual or "")]
+        for name, line, usual in ((key, one, one.in_directory) for key, one in ALL_FORMATS.items())
+        for named in [f"{line.prefix}NAME{{}}".format if line.prefix else str]
     )
     return _table(("format", "suffixes", "file in a model directory"), rows)
 

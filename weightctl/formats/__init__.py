@@ -32,7 +32,7 @@ class FormatLine(NamedTuple):
 
     `suffixes` are the suffixes of its files, the usual one first. `in_directory` is the name of its
     file in a model directory; None if the format is not used there. If a model in such a directory
-    has several parts, an index lists them; `index` is its name, if a checkpoint with one file has
+    has several parts, an index lists them; `listing` is its name, if a checkpoint with one file has
     it too. `prefix` is what the names of its files begin with, if
     the suffix alone does not identify them.
     """
@@ -41,7 +41,7 @@ class FormatLine(NamedTuple):
     suffixes: tuple[str, ...]
     in_directory: str | None = None
     prefix: str = ""
-    index: str = ""
+    listing: str = ""
 
     @property
     def suffix(self) -> str:
@@ -76,7 +76,7 @@ MODEL_FORMATS: dict[str, FormatLine] = {
 }
 # Formats whose files can only be read together.
 DIRECTORY_FORMATS: dict[str, FormatLine] = {
-    "dcp": FormatLine("weightctl.formats.dcp", (".distcp",), "__0_0.distcp", index=".metadata"),
+    "dcp": FormatLine("weightctl.formats.dcp", (".distcp",), "__0_0.distcp", listing=".metadata"),
 }
 WRITTEN_FORMATS = {**FORMATS, **MODEL_FORMATS, **DIRECTORY_FORMATS}
 # Formats that are only read.

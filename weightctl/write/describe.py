@@ -61,7 +61,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
-    is_always = bool(ALL_FORMATS[where.format].index)
+    is_always = bool(ALL_FORMATS[where.format].listing)
     index_name = where.index_name if len(parts) > 1 or is_always else None
     if index_name is not None and not is_text(index_name):
         raise ConversionError(

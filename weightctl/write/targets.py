@@ -94,8 +94,8 @@ class Target(NamedTuple):
         """The name of the index that lists the parts; None if the format does not have one."""
         if not ALL_FORMATS[self.format].has_index:
             return None
-        if ALL_FORMATS[self.format].index:
-            return ALL_FORMATS[self.format].index
+        if ALL_FORMATS[self.format].listing:
+            return ALL_FORMATS[self.format].listing
         return os.path.basename(self.file) + INDEX_SUFFIX
 
 

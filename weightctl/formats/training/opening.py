@@ -32,18 +32,31 @@ def open_training(path: str, format_name: str | None = None) -> ChunkedSource | 
     `path` is a directory, the `.metadata` in it, or one of the files that `.metadata` describes.
     Raises `FormatError` if the checkpoint is invalid.
     """
-    listing = _find_metadata(path)
-    if listing is not None and format_name in _OF_TORCH:
-        from weightctl.formats.training.distributed import open_distributed
-
-        return open_distributed(listing)
     if not is_directory(path):
-        return None
+        listing = _find_metadata(path)
+        return None if listing is None else _open_metadata(listing, format_name)
     try:
         names = list_names(path)
     except (FormatError, OSError):  # a web server cannot be listed
         return None
-    return _open_latest(path, names, format_name) or _open_ranks(path, names, format_name)
+    return _open_latest(path, names, format_name) or _open_names(path, names, format_name)
+
+
+def _open_names(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+    """Open the checkpoint that the files `names` of a directory are; None if they are none."""
+    if _METADATA in names:
+        found = _open_metadata(os.path.join(path, _METADATA), format_name)
+        if found is not None:
+            return found
+    return _open_ranks(path, names, format_name)
+
+
+def _open_metadata(listing: str, format_name: str | None) -> ChunkedSource | None:
+    if format_name not in _OF_TORCH:
+        return None
+    from weightctl.formats.training.distributed import open_distributed
+
+    return open_distributed(listing)
 
 
 def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
@@ -74,18 +87,13 @@ def _open_latest(path: str, names: Sequence[str], format_name: str | None) -> Ch
         name = _TAGS[tag].format(written)
         below = os.path.join(path, name)
         if written and os.path.basename(name) == name and is_directory(below):
-            found = _find_metadata(below)
-            if found is not None:
-                return open_training(found, format_name)
-            return _open_ranks(below, list_names(below), format_name)
+            return _open_names(below, list_names(below), format_name)
     return None
 
 
 def _find_metadata(path: str) -> str | None:
-    """Return the path of the metadata of a distributed checkpoint; None if there is none."""
-    if is_directory(path):
-        found = os.path.join(path, _METADATA)
-    elif os.path.basename(path) == _METADATA:
+    """Return the path of the metadata that describes a file; None if there is none."""
+    if os.path.basename(path) == _METADATA:
         found = path
     elif path.endswith(".distcp"):
         found = os.path.join(os.path.dirname(path), _METADATA)
