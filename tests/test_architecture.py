@@ -39,6 +39,7 @@ TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 LAYERS = (
     ("errors",),
     ("text", "dim"),
+    ("page",),
     ("shape", "dtype", "device", "split"),
     ("system", "kernels"),
     ("codecs", "storage"),

@@ -41,7 +41,7 @@ ASKED = {
     "stat": (
         "tiny-llama",
         "awq",
-        "big.gguf",
+        "big.gguf --rank",
         "training.pt --include *weight*",
         "small --exclude *",
     ),

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from pages import of_class, page_of, pictures, section, text_of
 from reports import MADE, against, encoder, experts, faulty, norm, report, tensor, unknown_family
+from weightctl.page.markup import make_axis
 from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.ranking import sort_worst_first
 from weightctl.verify.report.charts import draw_histogram
 from weightctl.verify.report.heat_map import draw_errors, make_grid
 from weightctl.verify.report.html import render_page
-from weightctl.verify.report.markup import make_axis
 from weightctl.verify.results import Result
 
 if TYPE_CHECKING:
@@ -89,16 +89,17 @@ def test_where_no_family_is_known_the_first_number_in_a_name_is_the_layer() -> N
         for layer in (0, 1, 12) for block in (0, 1)
     ]  # fmt: skip
     found = make_grid([*errors, norm("stem.weight", None, "stem.weight")])
-    assert found.kinds == ["encoder.*.block.*.conv", "stem"]
-    assert found.layers == [None, 0, 1, 12]
+    labels = [text_of(label) for label in fromstring(draw_errors(found)).iter("text")]
+    assert labels[:6] == ["encoder.*.block.*.conv", "stem", "\u2013", "0", "1", "12"]
 
 
 def test_a_grid_keeps_the_worst_where_there_is_no_room_for_all() -> None:
     errors = [tensor(f"w.{n}", n, "w") for n in range(999)]
     errors[777] = replace(errors[777], is_problem=True)
     found = make_grid(errors)
-    assert len(found.layers) == 300
-    assert 777 in found.layers
+    layers = {layer for _, layer in found.cells}
+    assert len(layers) == 300
+    assert 777 in layers
     assert found.left_out == 699
 
 

@@ -56,6 +56,7 @@ __all__ = [
     "planned_resumption",
     "resumption",
     "summary",
+    "write_content",
     "write_report",
 ]
 
@@ -350,14 +351,15 @@ def note_when_stopped(where: Target) -> Generator[None, None, None]:
 
 
 def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
-    """Write a document as indented JSON to a file or a pipe.
+    """Write a document as indented JSON to a file or a pipe, as `write_content` does."""
+    write_content(path, (json.dumps(document, indent=2) + "\n").encode(), force=force)
 
-    A file is either written completely or left unchanged.
-    """
+
+def write_content(path: str, raw: bytes, *, force: bool) -> None:
+    """Write bytes to a file or a pipe; a file is either written completely or left unchanged."""
     from weightctl.write.partial import write_files
     from weightctl.write.streaming import open_stream
 
-    raw = (json.dumps(document, indent=2) + "\n").encode()
     if is_stream(path):
         with open_stream(path) as stream:
             stream.write(raw)

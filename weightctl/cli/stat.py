@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from itertools import islice
-from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from math import isfinite, isnan
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weightctl.cli.chart import can_draw, draw_counts
-from weightctl.cli.contents import Contents, kind
+from weightctl.cli.contents import Contents
 from weightctl.cli.costs import document_network
 from weightctl.cli.listing import LONG
+from weightctl.cli.measured import list_tensors, measure
 from weightctl.cli.options import (
     Anonymous,
     Exclude,
+    Force,
     From,
     Include,
     Json,
@@ -25,8 +25,8 @@ from weightctl.cli.options import (
     Threads,
     examples,
     exit_codes,
+    locate_local,
 )
-from weightctl.cli.outline import join_ranges
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.formats.open.opening import open_weights
@@ -34,28 +34,14 @@ from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from weightctl.cli.measured import MeasuredRow
     from weightctl.values import Statistics
-    from weightctl.weights.derived import ReadableTensor
-    from weightctl.weights.info import TensorInfo
 
 __all__ = ["app"]
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
-_BINS = 24
-
 app = typer.Typer(add_completion=False)
-
-
-class _MeasuredRow(NamedTuple):
-    """Tensors that are shown in one row, their encoding, and the statistics of all their values."""
-
-    infos: list[TensorInfo]
-    encoding: str
-    found: Statistics
-    bins: list[int]
-    limit: float
 
 
 @app.command(
@@ -67,6 +53,7 @@ class _MeasuredRow(NamedTuple):
                     "weightctl stat model/",
                     "weightctl stat model.gguf --include '*ffn_down*' --flat",
                     "weightctl stat model/ --hist --include '*norm*'",
+                    "weightctl stat model/ --rank --html statistics.html",
                     "weightctl stat model/ --json",
                 ]
             ),
@@ -90,6 +77,24 @@ def stat(
             "largest magnitude.",
         ),
     ] = False,
+    ranks: Annotated[
+        bool,
+        typer.Option(
+            "--rank",
+            help="Estimate the effective rank of each matrix, in a second pass over the file.",
+        ),
+    ] = False,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page to FILE: heat maps over the layers, and all tensors in a table that "
+            "can be sorted, with their distributions.",
+            callback=locate_local,
+        ),
+    ] = None,
+    force: Force = False,
     threads: Threads = None,
     anonymous: Anonymous = False,
     as_json: Json = False,
@@ -101,17 +106,34 @@ def stat(
     The columns are the standard deviation, the mean, the smallest and the largest value, and the
     99.9th percentile of magnitudes. Quantized weights are decoded. Tensors of the same name in
     several layers are one row. Values that are not finite are counted, and left out of the other
-    figures. Outliers are values that are more than 6 standard deviations from the mean.
+    figures. Outliers are values that are more than 6 standard deviations from the mean. The
+    effective rank is (sum of s**2)**2 / sum of s**4 of the singular values s.
     """
     del anonymous  # its callback has taken effect
     contents = Contents(open_weights(path, source), include or (), exclude or ())
     if not quiet:
         for text in header_of(contents.weights).notes:
             note(text)
-    tensors, skipped = _list_tensors(contents)
-    total = sum(each.info.nbytes for each in tensors)
+    if page is not None:
+        from weightctl.write.targets import check_new_file
+
+        check_new_file(page, "--html", header_of(contents.weights).files, force=force)
+    tensors, skipped = list_tensors(contents)
+    total = sum(each.info.nbytes for each in tensors) * (2 if ranks else 1)
     with progress_bar(total, quiet=quiet or total < LONG) as advance:
-        measured = [*_measure(contents, tensors, advance, threads, folds=not (flat or as_json))]
+        measured = [
+            *measure(
+                contents,
+                tensors,
+                advance,
+                threads,
+                folds=not (flat or as_json),
+                ranks=ranks,
+                members=page is not None,
+            )
+        ]
+    if page is not None:
+        _write_page(page, path, contents, measured, skipped, force=force)
     if as_json:
         document = {
             "path": path,
@@ -123,57 +145,34 @@ def stat(
         return
     if measured:
         show_table(
-            [_heading(histogram=histogram), *(_row(each, histogram=histogram) for each in measured)]
+            [
+                _heading(histogram=histogram, ranks=ranks),
+                *(_row(each, histogram=histogram, ranks=ranks) for each in measured),
+            ]
         )
     _show_totals(measured, skipped, quiet=quiet)
 
 
-def _list_tensors(contents: Contents) -> tuple[list[ReadableTensor], list[str]]:
-    """Return the listed weights with real values, and the names of the other listed tensors."""
-    from weightctl.schemes.dequantize import dequantize_weights
-    from weightctl.values import can_measure
-    from weightctl.weights.derived import tensor_of
-    from weightctl.weights.tree import source_of
-
-    weights = dequantize_weights(contents.weights, in_blocks=False, keeps_shapes=True)
-    source = source_of(weights)
-    found = [each for name, each in header_of(weights).tensors.items() if name in contents.entries]
-    wanted = [each for each in found if can_measure(each.encoding) and each.size]
-    names = {each.name for each in wanted}
-    skipped = [each.name for each in found if each.name not in names]
-    return [tensor_of(source, each.name) for each in wanted], skipped
-
-
-def _measure(
+def _write_page(
+    page: str,
+    path: str,
     contents: Contents,
-    tensors: Sequence[ReadableTensor],
-    advance: Callable[[int], object] | None,
-    threads: int | None,
+    measured: Sequence[MeasuredRow],
+    skipped: Sequence[str],
     *,
-    folds: bool,
-) -> Iterator[_MeasuredRow]:
-    from weightctl.values import measure_counts
+    force: bool,
+) -> None:
+    from weightctl.cli.report import write_content
+    from weightctl.cli.stat_page import render_page
 
-    groups: dict[object, list[ReadableTensor]] = {}
-    for tensor in tensors:
-        info = tensor.info
-        name = _NUMBER.sub("#", info.name) if folds else info.name
-        label = kind(contents.entries[info.name])[0]
-        groups.setdefault((name, info.shape, label), []).append(tensor)
-    # The counts of a tensor take half a megabyte, so those of one group are kept at a time.
-    ordered = [tensor for group in groups.values() for tensor in group]
-    counts = measure_counts(ordered, advance, threads=threads)
-    for group in groups.values():
-        total = next(counts)
-        for other in islice(counts, len(group) - 1):
-            total.add(other)
-        bins, limit = total.histogram(_BINS)
-        infos = [each.info for each in group]
-        label = kind(contents.entries[infos[0].name])[0]
-        yield _MeasuredRow(infos, label, total.statistics(), bins.tolist(), limit)
+    rows = [member for each in measured for member in each.members]
+    order = {name: place for place, name in enumerate(contents.entries)}
+    rows.sort(key=lambda row: order[row.name])
+    text = render_page(path, header_of(contents.weights).format, rows, skipped)
+    write_content(page, text.encode(), force=force)
 
 
-def _heading(*, histogram: bool) -> list[Cell]:
+def _heading(*, histogram: bool, ranks: bool) -> list[Cell]:
     titles = [
         Cell("tensor"),
         Cell("shape", right=True, short=""),
@@ -183,24 +182,30 @@ def _heading(*, histogram: bool) -> list[Cell]:
             Cell("outliers", right=True),
             histogram=histogram,
         ),
+        *([Cell("rank", right=True)] if ranks else []),
         *([Cell("distribution")] if histogram else []),
         Cell(""),
     ]
     return [cell._replace(style="bold") for cell in titles]
 
 
-def _row(measured: _MeasuredRow, *, histogram: bool) -> list[Cell]:
+def _row(measured: MeasuredRow, *, histogram: bool, ranks: bool) -> list[Cell]:
     found, first = measured.found, measured.infos[0]
     figures = (found.std, found.mean, found.least, found.most, found.percentiles[-1])
     times = f"{len(measured.infos)} x " if len(measured.infos) > 1 else ""
     return [
-        Cell(_fold_names([info.name for info in measured.infos])),
+        Cell(measured.name),
         Cell(times + shape_text(first.shape), "dim", right=True, short=""),
         Cell(measured.encoding, "cyan", short=""),
         *_choose_columns(
             [Cell(_figure(figure), right=True) for figure in figures],
             Cell(_share(found.outliers) if found.outliers else "", "yellow", right=True),
             histogram=histogram,
+        ),
+        *(
+            [Cell(_figure(measured.rank) if measured.rank >= 0 else "", right=True)]
+            if ranks
+            else []
         ),
         *([Cell(draw_counts(measured.bins, plain=not can_draw()), "cyan")] if histogram else []),
         _count_special(found),
@@ -219,15 +224,6 @@ def _figure(value: float) -> str:
     return f"{value + 0.0:.3g}" if isfinite(value) else "-"
 
 
-def _fold_names(names: Sequence[str]) -> str:
-    """Return names that differ only in numbers as one name: `layers.[0-27].norm.weight`."""
-    if len(names) == 1:
-        return names[0]
-    places = zip(*(_NUMBER.findall(name) for name in names), strict=True)
-    texts = iter([join_ranges(sorted({*place}, key=int)) for place in places])
-    return _NUMBER.sub(lambda _: next(texts), names[0])
-
-
 def _count_special(found: Statistics) -> Cell:
     """Return how many values are NaN, infinite or zero; a narrow terminal shows no zeros."""
     bad = {"NaN": found.nans, "infinite": found.infinities}
@@ -241,7 +237,7 @@ def _share(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 1 else "100 %"
 
 
-def _show_totals(measured: Sequence[_MeasuredRow], skipped: Sequence[str], *, quiet: bool) -> None:
+def _show_totals(measured: Sequence[MeasuredRow], skipped: Sequence[str], *, quiet: bool) -> None:
     if quiet:
         return
     tensors = sum(len(each.infos) for each in measured)
@@ -252,7 +248,7 @@ def _show_totals(measured: Sequence[_MeasuredRow], skipped: Sequence[str], *, qu
         note(f"{pluralize(len(skipped), 'tensor')} {verb} no floating-point values: not measured")
 
 
-def _document(measured: _MeasuredRow) -> Mapping[str, Any]:
+def _document(measured: MeasuredRow) -> Mapping[str, Any]:
     (info,) = measured.infos
     found = measured.found
     figures = dict(_list_figures(found))
@@ -265,6 +261,7 @@ def _document(measured: _MeasuredRow) -> Mapping[str, Any]:
         "zeros": found.zeros,
         "nans": found.nans,
         "infinities": found.infinities,
+        "effective_rank": None if isnan(measured.rank) else measured.rank,
         "histogram": {"limit": measured.limit, "counts": measured.bins},
     }
 

@@ -9,6 +9,7 @@ from weightctl.system.registry import load_on_use
 if TYPE_CHECKING:
     from weightctl.values.counts import Statistics, ValueCounts
     from weightctl.values.measure import can_measure, measure_counts
+    from weightctl.values.rank import estimate_rank, has_rank
     from weightctl.values.selection import Selection, parse_selection, read_selection
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Statistics",
     "ValueCounts",
     "can_measure",
+    "estimate_rank",
+    "has_rank",
     "measure_counts",
     "parse_selection",
     "read_selection",
@@ -26,6 +29,8 @@ _NAMES = {
     "Statistics": "weightctl.values.counts:Statistics",
     "ValueCounts": "weightctl.values.counts:ValueCounts",
     "can_measure": "weightctl.values.measure:can_measure",
+    "estimate_rank": "weightctl.values.rank:estimate_rank",
+    "has_rank": "weightctl.values.rank:has_rank",
     "measure_counts": "weightctl.values.measure:measure_counts",
     "parse_selection": "weightctl.values.selection:parse_selection",
     "read_selection": "weightctl.values.selection:read_selection",

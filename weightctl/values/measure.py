@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["can_measure", "measure_counts"]
+__all__ = ["can_measure", "decode_floats", "measure_counts", "split_range"]
 
 # The bytes in a thread's unit of work, the bytes that it reads at once, and the values that it
 # decodes at once.
@@ -81,11 +81,11 @@ def _empty(encoding: Encoding) -> ValueCounts:
 
 
 def _cut(tensor: ReadableTensor) -> Iterator[_ByteRange]:
-    for start, stop in _ranges(0, tensor.info.nbytes, _PIECE, tensor.info.encoding.size):
+    for start, stop in split_range(0, tensor.info.nbytes, _PIECE, tensor.info.encoding.size):
         yield _ByteRange(tensor, start, stop)
 
 
-def _ranges(start: int, stop: int, step: int, unit: int) -> Iterator[tuple[int, int]]:
+def split_range(start: int, stop: int, step: int, unit: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of about `step`, which begin at multiples of `unit`."""
     step = max(step // unit, 1) * unit
     for first in range(start, stop, step):
@@ -95,7 +95,7 @@ def _ranges(start: int, stop: int, step: int, unit: int) -> Iterator[tuple[int, 
 def _count(piece: _ByteRange, made: ValueCounts, memory: Memory) -> None:
     encoding = piece.tensor.info.encoding
     counts = np.zeros(WORDS, np.uint32)
-    for start, stop in _ranges(piece.start, piece.stop, _READ, encoding.size):
+    for start, stop in split_range(piece.start, piece.stop, _READ, encoding.size):
         room = memory.room("raw", stop - start)
         piece.tensor.read_into(start, room)
         raw = np.frombuffer(room, np.uint8)
@@ -103,12 +103,13 @@ def _count(piece: _ByteRange, made: ValueCounts, memory: Memory) -> None:
             _count_words(raw, 1, counts)
             continue
         tile = _TILE // encoding.block * encoding.size
-        for first, last in _ranges(0, raw.size, tile, encoding.size):
-            _count_floats(_as_floats(raw[first:last], encoding), made, counts)
+        for first, last in split_range(0, raw.size, tile, encoding.size):
+            _count_floats(decode_floats(raw[first:last], encoding), made, counts)
     made.words += counts
 
 
-def _as_floats(raw: U8, encoding: Encoding) -> NDArray[np.float32]:
+def decode_floats(raw: U8, encoding: Encoding) -> NDArray[np.float32]:
+    """Return the values of whole blocks as float32."""
     if encoding.name == "F32":
         return raw.view(np.float32)
     return (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.text.wording import number, percent, pluralize
-from weightctl.verify.ranking import ratio_to_usual
-from weightctl.verify.report.markup import (
+from weightctl.page.labels import shorten, show_tick, show_times
+from weightctl.page.markup import (
     HEIGHT,
     WIDTH,
     Markup,
@@ -20,13 +19,14 @@ from weightctl.verify.report.markup import (
     make_axis,
     show_decimal,
 )
-from weightctl.verify.report.phrases import shorten, show_tick, show_times
+from weightctl.text.wording import number, percent, pluralize
+from weightctl.verify.ranking import ratio_to_usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from weightctl.page.markup import Axis
     from weightctl.verify.figures import Activation, Divergence, LayerDivergence
-    from weightctl.verify.report.markup import Axis
 
 
 __all__ = ["draw_activations", "draw_divergences", "draw_histogram"]

@@ -6,8 +6,10 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
+from weightctl.page.document import render_document
+from weightctl.page.labels import DASH, shorten
+from weightctl.page.markup import Markup, element, join, mark_code
 from weightctl.text.wording import pluralize
-from weightctl.verify.report.markup import Markup, element, join, mark_code
 from weightctl.verify.report.outline import (
     Bullets,
     Chart,
@@ -16,9 +18,7 @@ from weightctl.verify.report.outline import (
     Paragraph,
     ProblemList,
 )
-from weightctl.verify.report.phrases import DASH, shorten
 from weightctl.verify.report.sections import make_outline
-from weightctl.verify.report.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["render_page"]
 
 
-# With this policy, a browser does not load resources or run scripts, whatever the page contains.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _FIRST_PROBLEMS = 40
 
 
@@ -47,22 +45,13 @@ def render_page(report: Report) -> str:
     """Return a report as an HTML page that includes its style and charts."""
     outline = make_outline(report)
     name = report.path.rstrip("/").rpartition("/")[2] or report.path
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("title", f"{shorten(name, 80)}: {outline.verdict}"),
-        element("style", Markup(STYLE)),
-    )
     main = element(
         "main",
         _render_header(outline, name),
         *map(_render_section, outline.sections),
         element("footer", f"Written by weightctl {__version__} verify."),
     )
-    body = element("body", main)
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    return render_document(f"{shorten(name, 80)}: {outline.verdict}", main)
 
 
 def _render_header(outline: Outline, name: str) -> Markup:

@@ -8,6 +8,7 @@ from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
+from weightctl.page.labels import shorten
 from weightctl.text.wording import printable
 from weightctl.verify.report.outline import (
     Bullets,
@@ -17,7 +18,6 @@ from weightctl.verify.report.outline import (
     Paragraph,
     ProblemList,
 )
-from weightctl.verify.report.phrases import shorten
 from weightctl.verify.report.sections import make_outline
 
 if TYPE_CHECKING:

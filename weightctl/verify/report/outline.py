@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.verify.report.markup import Markup
+    from weightctl.page.markup import Markup
     from weightctl.verify.results import Problem
 
 __all__ = [

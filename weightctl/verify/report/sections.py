@@ -6,6 +6,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from weightctl.page.labels import show_times
 from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify import CHECKS
 from weightctl.verify.figures import ForwardFigures, ValuesFigures
@@ -39,7 +40,6 @@ from weightctl.verify.report.phrases import (
     show_encodings,
     show_shape,
     show_spaces,
-    show_times,
 )
 
 if TYPE_CHECKING:

@@ -51,6 +51,10 @@ th{font-weight:600}
 thead th{color:var(--soft);font-weight:500;font-size:.85rem;white-space:nowrap}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 td.nowrap{white-space:nowrap}
+th button{all:unset;cursor:pointer}th button:focus-visible{outline:2px solid var(--first)}
+th[aria-sort] button::after{content:" \\2193"}
+th[aria-sort=ascending] button::after{content:" \\2191"}
+svg.spark{width:6rem;min-width:6rem;height:1.25rem}
 td.wide{min-width:13rem}td.nowrap code{white-space:nowrap}table.slim{width:auto}
 tr.bad td:first-child{box-shadow:inset 3px 0 var(--bad);padding-left:.6rem}
 .good{color:var(--good)}.wrong{color:var(--bad)}.skipped,.different{color:var(--warn)}
