@@ -36,11 +36,11 @@ def _decode(stored: SchemeTensors) -> Decoding:
     values = decoding.Scaled(
         numbers=decoding.BlockNumbers(0, shape[-1]), scales=stored.per_block(1, grid)
     )
-    whole: decoding.WholeScale | None = decoding.WholeScale(
+    whole = decoding.WholeScale(
         stored.floats(1, stored.scales.size), decoding.ScaleUse.MULTIPLIES_VALUES
     )
-    if whole is not None and (shape[-1] % stored.numbers.encoding.block or not whole.is_usable()):
-        whole = None
+    if shape[-1] % stored.numbers.encoding.block or not whole.is_usable():
+        return decoding.Decoding(shape, values)
     return decoding.Decoding(shape, values, whole=whole)
 
 
