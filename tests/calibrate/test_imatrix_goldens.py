@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from graphics import on_a_gpu
 from imatrix_models import CHUNKS, CONTEXT, GOLDENS, TEXT, mixture, tiny_llama
 from weightctl import DType, convert, open_weights
 from weightctl.calibrate import make_imatrix
@@ -110,7 +111,7 @@ def test_the_first_token_of_each_chunk_is_the_one_that_begins_a_text(tmp_path: P
     assert chunks[:, 1:].tolist() == [ids[at : at + 15] for at in (0, 16, 32)]
 
 
-@pytest.mark.cuda
+@on_a_gpu
 def test_a_graphics_processor_measures_the_same(measured: Measured, tmp_path: Path) -> None:
     make_imatrix(
         measured.model, tmp_path / "cuda.gguf", text_files=[str(TEXT)], context=CONTEXT,
