@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from graphics import on_a_gpu
 from imatrix_models import CHUNKS, CONTEXT, GOLDENS, TEXT, mixture, tiny_llama
 from weightctl import DType, convert, open_weights
 from weightctl.calibrate import make_imatrix
 from weightctl.calibrate.chunks import CalibrationText, cut_chunks
+from weightctl.device import DeviceRef
 from weightctl.formats.imatrix.sums import read_sums, write_dat, write_gguf
 from weightctl.verify.request import Subject
 from weightctl.weights.tree import header_of, source_of
@@ -107,3 +109,16 @@ def test_the_first_token_of_each_chunk_is_the_one_that_begins_a_text(tmp_path: P
     assert chunks.shape == (3, 16)
     assert chunks[:, 0].tolist() == [7, 7, 7]
     assert chunks[:, 1:].tolist() == [ids[at : at + 15] for at in (0, 16, 32)]
+
+
+@on_a_gpu
+def test_a_graphics_processor_measures_the_same(measured: Measured, tmp_path: Path) -> None:
+    make_imatrix(
+        measured.model, tmp_path / "cuda.gguf", text_files=[str(TEXT)], context=CONTEXT,
+        chunks=CHUNKS, process_output=True, device=DeviceRef.GPU(0),
+    )  # fmt: skip
+    ours, golden = (
+        read_sums(str(path), CONTEXT) for path in (tmp_path / "cuda.gguf", measured.golden)
+    )
+    for name, (squares, _) in golden.entries.items():
+        np.testing.assert_allclose(ours.entries[name].squares, squares, WITHIN, err_msg=name)

@@ -1,4 +1,4 @@
-"""Which weights of a model get an entry in an importance matrix, and under which names.
+"""Which weights of a model get an entry in an importance matrix, under which names, and the sums.
 
 As in llama-imatrix, these are the matrices of the layers that the hidden state is multiplied with,
 and optionally the output. Source: llama.cpp, tools/imatrix/imatrix.cpp.
@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from weightctl.engine.products import SquaresObserver
+from weightctl.errors import EngineError
 from weightctl.families.tiled_heads import Columns
+from weightctl.formats.imatrix.sums import ColumnSums
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import TensorNames
 
-__all__ = ["MeasuredWeight", "list_absorbed", "list_measured_weights"]
+__all__ = ["MeasuredWeight", "SumsCollector", "list_absorbed", "list_measured_weights"]
 
 _OUTPUT = "output.weight"
 # llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention
@@ -81,3 +88,42 @@ def _list_named(
 
 def _order(names: TensorNames, model: RecognizedModel) -> Sequence[int] | None:
     return names.change.order(model.config) if isinstance(names.change, Columns) else None
+
+
+class SumsCollector:
+    """Adds the squares of the left operands of products, for the weights that are measured.
+
+    `observe` is for `InferenceSession.load`, and `entries` has the sums by the names of the tensors
+    in GGUF.
+    """
+
+    def __init__(self, measured: Mapping[str, MeasuredWeight]) -> None:
+        self._measured = measured
+        self.entries: dict[str, ColumnSums] = {}
+        self.observe = SquaresObserver(measured, self._add)
+
+    def _add(self, name: str, squares: NDArray[np.float64], rows: int) -> None:
+        """Add the sums of squares of `rows` vectors that a weight is multiplied with.
+
+        Raises `EngineError` if they are not finite.
+        """
+        weight = self._measured[name]
+        if weight.order is not None:
+            squares = squares[list(weight.order)]
+        if not np.isfinite(squares).all():
+            raise EngineError(
+                f"`{weight.tensor}` is multiplied with values that are NaN or too large",
+                hint="the model or the file is damaged; check it with `weightctl verify`",
+            )
+        entry = self.entries.get(weight.tensor)
+        if entry is None:
+            shape = (weight.matrices, len(squares))
+            entry = ColumnSums(np.zeros(shape), np.zeros(weight.matrices, np.int64))
+            self.entries[weight.tensor] = entry
+        entry.squares[weight.matrix] += squares
+        entry.counts[weight.matrix] += rows
+
+    def take(self) -> dict[str, ColumnSums]:
+        """Return the sums so far, and begin with none."""
+        taken, self.entries = self.entries, {}
+        return taken

@@ -16,8 +16,11 @@ from weightctl.calibrate.chunks import (
     read_texts,
     require_tokenizer,
 )
-from weightctl.calibrate.collector import SumsCollector
-from weightctl.calibrate.measured_weights import list_absorbed, list_measured_weights
+from weightctl.calibrate.measured_weights import (
+    SumsCollector,
+    list_absorbed,
+    list_measured_weights,
+)
 from weightctl.calibrate.state import hold_state
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, OutputError
