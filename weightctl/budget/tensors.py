@@ -63,7 +63,7 @@ def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[SearchedTenso
     """Return the matrices that the recipe of a plan chose no type for, with the types they can get.
 
     A type whose blocks do not divide the rows is replaced by llama.cpp's substitute for it. Raises
-    `ConversionError` if there are no such matrices, or if a type needs an importance matrix.
+    `ConversionError` if there is not one such matrix, or if a type needs an importance matrix.
     """
     found = [
         SearchedTensor(

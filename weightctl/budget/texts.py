@@ -19,7 +19,7 @@ __all__ = ["make_calibration", "make_held_out", "shorten"]
 _TEXT = '''\
 The old road to the mill follows the river for two miles before it turns into the forest. In spring
 the water often covers it, and the carts have to wait until the ground is firm again. My uncle, who
-drove them for thirty years, said that nobody was ever late because of it: everyone simply planned
+drove them for thirty years, said that people were never late because of it: they simply planned
 for a day more. When the railway came, the wait ended, and so did most of the talk at the ferry.
 
 "Have you read the letter?" she asked. "Twice," he said, "and I still do not know what he wants."
