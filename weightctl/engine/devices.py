@@ -1,18 +1,29 @@
-"""Devices of a session: checks that they exist, and the precision of products on GPUs."""
+"""Devices of a session: checks that they exist, their precision, and the loading of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any, cast
 
 from weightctl.device import CPU, DeviceRef
 from weightctl.errors import EngineError
 
-__all__ = ["devices_of", "exact_products", "require_devices", "require_placed"]
+__all__ = ["devices_of", "exact_products", "preload_torch", "require_devices", "require_placed"]
 
 _ON_THE_CPU = "InferenceSession() runs on the CPU"
+
+
+def preload_torch() -> None:
+    """Start to import torch on another thread; an error appears where torch is used."""
+
+    def load() -> None:
+        with suppress(Exception):
+            import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    Thread(target=load, name="weightctl-preload").start()
 
 
 def devices_of(given: object) -> tuple[DeviceRef, ...]:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.engine.preload import preload_torch
+from weightctl.engine.devices import preload_torch
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
