@@ -61,6 +61,12 @@ def test_the_bench_of_statistics_runs() -> None:
     assert "(target 2.0)" in done.stdout
 
 
+def test_the_bench_of_importance_matrices_runs() -> None:
+    done = run("imatrix.py", "--size", "1MB", "--chunks", "2", "--context", "64", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert "weightctl: " in done.stdout
+
+
 def test_the_bench_of_workers_runs() -> None:
     done = run("workers.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr
