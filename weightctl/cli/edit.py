@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_MOST_NAMED = 4
+_MOST_NAMED = 2
 
 app = typer.Typer(add_completion=False)
 
