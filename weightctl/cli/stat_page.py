@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from math import isfinite, isnan, nan
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl import __version__
 from weightctl.page.document import render_document
@@ -45,7 +46,8 @@ const compare=isNumber?(a,b)=>key(b)-key(a)
 """.replace("\n", "")
 
 
-class _Figure(NamedTuple):
+@dataclass(frozen=True)
+class _Figure:
     """A column of the table: its title, the value of a row, and how a value is written."""
 
     title: str
