@@ -123,7 +123,10 @@ def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
         ("weightctl ", list(COMMANDS)),
         ("weightctl ls --sort ", ["name", "size", "offset"]),
         ("weightctl model.gguf --sort ", ["name", "size", "offset"]),
-        ("weightctl ls --from ", ["safetensors", "gguf", "pytorch", "whisper.cpp"]),
+        (
+            "weightctl ls --from ",
+            ["safetensors", "gguf", "pytorch", "whisper.cpp", "dcp", "npz"],
+        ),
         ("weightctl shard --layout ", ["ranks", "vllm"]),
         ("weightctl shard --to ", ["safetensors", "gguf"]),
         ("weightctl shard --tp ", ["auto"]),

@@ -147,6 +147,8 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "diff": "MODEL OTHER",
         "convert": "MODEL [OUT]",
         "imatrix": "[MODEL]",
+        "merge": "MODEL ADAPTER[:WEIGHT]... OUT",
+        "extract": "BASE TUNED OUT",
         "shard": "MODEL [OUT]",
         "edit": "MODEL",
         "verify": "MODEL",
