@@ -226,6 +226,14 @@ def test_sinks_may_be_float32_beside_small_floats(kind: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+def test_sinks_may_be_small_floats_beside_float32(kind: Any) -> None:
+    sinks = SINKS.astype(kind)
+    found = run(lambda *v: ops.attention(*v[:3], sinks=v[3]), *made(), sinks)
+    expected = reference(*made(), sinks=sinks.astype(np.float32))
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
 @pytest.mark.parametrize(
     "sinks", [np.zeros(2, np.float32), np.zeros((4, 1), np.float32), np.arange(4)]
 )

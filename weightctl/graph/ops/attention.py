@@ -54,9 +54,9 @@ def attention(
     keys]: either bool, True where a key is visible, or values to add to the scores. The last query
     has the position of the last key: with `causal`, a query sees no later keys; with a `window`, it
     sees no keys that are `window` or more positions earlier. `softcap` c replaces a score s by c *
-    tanh(s / c), before the mask. `scale` is 1 / sqrt(dim) by default. `sinks`, [heads], of the
-    dtype of `query` or float32, are scores that take part in the softmax of each query and belong
-    to no key; neither `scale`, `softcap` nor `mask` changes them. The softmax is computed in
+    tanh(s / c), before the mask. `scale` is 1 / sqrt(dim) by default. `sinks`, [heads], of any
+    floating-point dtype, are scores that take part in the softmax of each query and belong to no
+    key; neither `scale`, `softcap` nor `mask` changes them. The softmax is computed in
     float32. The result is zero for a query that sees no key. Source of sinks: Xiao et al.,
     "Efficient Streaming Language Models with Attention Sinks" (2023), as gpt-oss has them.
     """
@@ -111,7 +111,7 @@ def infer_attention(
     if scale is not None and not isfinite(scale):
         raise GraphError(f"the scale {scale} is not finite", hint="use None for 1 / sqrt(dim)")
     if has_sinks:
-        _require_sinks(others[-1], query.dtype, heads)
+        _require_sinks(others[-1], heads)
     if len(others) > has_sinks:
         _require_mask(others[0], query.dtype, Shape([batch, heads, seq, keys]))
     return replace(query, shape=Shape([batch, heads, seq, value_dim]))
@@ -128,12 +128,12 @@ def _require_mask(mask: TensorType, dtype: DType, scores: Shape) -> None:
     require_broadcast("the mask", mask.shape, scores)
 
 
-def _require_sinks(sinks: TensorType, dtype: DType, heads: Dim) -> None:
+def _require_sinks(sinks: TensorType, heads: Dim) -> None:
     """Raise `GraphError` unless the sinks are a score for each head."""
-    if sinks.shape != (heads,) or sinks.dtype not in {DType.float32, dtype}:
+    if sinks.shape != (heads,) or not sinks.dtype.is_float:
         raise GraphError(
-            f"sinks {sinks} cannot be used with {heads} query heads of dtype {dtype.value}",
-            hint="use one score for each query head, of dtype float32 or of that of the query",
+            f"sinks {sinks} cannot be used with {heads} query heads",
+            hint="use one score of a floating-point dtype for each query head",
         )
 
 
