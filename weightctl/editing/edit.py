@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.editing.changes import Changes
 from weightctl.editing.local import write_files
 from weightctl.editing.planning import plan_edit
-from weightctl.errors import ConversionError
 from weightctl.formats.open.opening import open_weights
-from weightctl.plan.metadata import Setting
+from weightctl.plan.metadata import Setting, list_settings
 from weightctl.storage.completing_edits import complete_edit
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.storage.pending_edits import edit_path
@@ -143,7 +142,7 @@ def edit(
     where = parse_location(os.fspath(path)).name
     room = parse_size(header_room) if isinstance(header_room, str) else header_room
     changes = Changes(
-        _settings(metadata), _as_list(unset), _list_renamings(rename), _as_list(drop)
+        list_settings(metadata), _as_list(unset), _list_renamings(rename), _as_list(drop)
     )  # fmt: skip
     if is_remote(where):
         from weightctl.editing.remote import refuse_store
@@ -167,19 +166,6 @@ def finish_edit(path: str) -> bool:
         is_pending = os.path.lexists(edit_path(directory))
         complete_edit(directory)
     return is_pending
-
-
-def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:
-    if isinstance(metadata, Mapping):
-        return [Setting.of(key, value) for key, value in metadata.items()]
-    for each in metadata:
-        given: Any = each  # a caller's types are not checked
-        if not isinstance(given, Setting):
-            raise ConversionError(
-                f"metadata is a mapping from keys to values, not {given!r:.80}",
-                hint='for example `metadata={"general.name": "mine"}`',
-            )
-    return metadata
 
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:

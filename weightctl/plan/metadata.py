@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Plan
 
-__all__ = ["Setting", "change_metadata"]
+__all__ = ["Setting", "change_metadata", "list_settings"]
 
 
 # The maximum size of a file that a value is read from.
@@ -141,6 +142,23 @@ def _type_for(value: object) -> str | None:
     kinds: set[str | None] = {*map(_type_for, value)} if is_list(value) else set()
     kind = "i64" if kinds == {"u32", "i64"} else kinds.pop() if len(kinds) == 1 else None
     return None if kind is None else f"array[{kind}]"
+
+
+def list_settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:
+    """Return the settings of a mapping from keys to values, or settings as they are.
+
+    Raises `ConversionError` for anything else, and for values that are not metadata.
+    """
+    if isinstance(metadata, Mapping):
+        return [Setting.of(key, value) for key, value in metadata.items()]
+    for each in metadata:
+        given: Any = each  # a caller's types are not checked
+        if not isinstance(given, Setting):
+            raise ConversionError(
+                f"metadata is a mapping from keys to values, not {given!r:.80}",
+                hint='for example `metadata={"general.name": "mine"}`',
+            )
+    return metadata
 
 
 def change_metadata(plan: Plan, settings: Iterable[Setting], removed: Iterable[str] = ()) -> Plan:

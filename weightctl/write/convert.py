@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial as partial_of
@@ -15,7 +14,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
 from weightctl.plan.importance import apply_importance
-from weightctl.plan.metadata import Setting, change_metadata
+from weightctl.plan.metadata import Setting, change_metadata, list_settings
 from weightctl.plan.one_type import cast_for_format
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
@@ -42,7 +41,7 @@ from weightctl.write.model_parts import ModelParts, find_parts, make_plan
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from weightctl.adapters.paths import AdapterLike
@@ -201,7 +200,7 @@ def convert(
             where,
         )
     begin_phase("planning the conversion")
-    settings = _settings(metadata)
+    settings = list_settings(metadata)
     # Metadata is set twice: before types are chosen, since it may determine them, and afterwards,
     # since it overrides keys that describe the types.
     plan = change_metadata(plan, settings, unset)
@@ -272,19 +271,6 @@ def _find_scheme(quant: object, *, is_directory: bool, search: bool) -> SchemeRe
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
-
-
-def _settings(metadata: Mapping[str, object] | Sequence[Setting]) -> Sequence[Setting]:
-    if isinstance(metadata, Mapping):
-        return [Setting.of(key, value) for key, value in metadata.items()]
-    for each in metadata:
-        given: Any = each  # a caller's types are not checked
-        if not isinstance(given, Setting):
-            raise ConversionError(
-                f"metadata is a mapping from keys to values, not {given!r:.80}",
-                hint='for example `metadata={"general.name": "mine"}`',
-            )
-    return metadata
 
 
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
