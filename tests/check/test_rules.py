@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weightctl
-from build import Gguf, Tensor
+from build import F32, Gguf, Tensor
 from check_files import FAULTS, change, make_models
 from weightctl.check import RULES, CheckedModel, check
 from weightctl.system.registry import load
@@ -104,9 +104,9 @@ def test_a_template_is_not_run(models: Path, tmp_path: Path) -> None:
 
 
 def test_a_template_in_a_gguf_is_checked(tmp_path: Path) -> None:
-    made = Gguf([Tensor("a", (32,), 0, bytes(128))], {"tokenizer.chat_template": "{% if %}"})
+    metadata = {"tokenizer.chat_template": ("string", "{% if %}")}
     path = tmp_path / "model.gguf"
-    path.write_bytes(made.build())
+    path.write_bytes(Gguf().file([Tensor("a", (32,), F32, bytes(128))], metadata))
     (found,) = find("template-syntax", path)
     assert found.where == "tokenizer.chat_template"
 

@@ -6,11 +6,9 @@ import json
 from shutil import copytree
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
-
+from build import F32, Gguf, Tensor, safetensors_of
 from conftest import ROOT
-from weightctl import convert
+from weightctl import convert, edit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,30 +93,20 @@ def swap_part(path: Path) -> None:
 
 
 def repeat_tensor(path: Path) -> None:
-    first, second, *_ = sorted(path.glob("*.safetensors"))
-    tensors = load_file(second) | {"extra": np.zeros(2, np.float32)}
-    save_file(tensors, second, {"format": "pt"})
-    save_file(load_file(first) | {"extra": np.zeros(2, np.float32)}, first, {"format": "pt"})
-    change_index(path, extra=second.name)
+    for part in sorted(path.glob("*.safetensors"))[:2]:
+        part.write_bytes(safetensors_of({"extra": ("F32", (2,), bytes(8))}))
+    change_index(path, extra=part.name)
 
 
 def long_name(path: Path) -> None:
-    weightctl_edit(path, {"output_norm.weight": "n" * 70})
+    path.write_bytes(Gguf().file([Tensor("n" * 70, (32,), F32, bytes(128))], {}))
 
 
-def weightctl_edit(path: Path, rename: dict[str, str]) -> None:
-    from weightctl import edit
-
-    edit(path, rename=rename)
-
-
-def rename_norm(path: Path) -> None:
-    weightctl_edit(path, {"output_norm.weight": "norm.weight"})
+def drop_norm(path: Path) -> None:
+    edit(path, drop=["output_norm.weight"])
 
 
 def set_gguf_end(path: Path) -> None:
-    from weightctl import edit
-
     edit(path, metadata={"tokenizer.ggml.eos_token_id": 9999})
 
 
@@ -261,7 +249,7 @@ class CheckFault(NamedTuple):
 FAULTS = (
     CheckFault("weights-readable", cut_file, "", "model.gguf"),
     CheckFault("weights-structure", long_name, "has 70 bytes", "model.gguf"),
-    CheckFault("weights-names", rename_norm, "", "model.gguf"),
+    CheckFault("weights-names", drop_norm, "is missing", "model.gguf"),
     CheckFault("weights-metadata", set_gguf_end, "is 9999, and there are 512", "model.gguf"),
     CheckFault("index-readable", break_index, "weight_map"),
     CheckFault("index-absent-part", remove_part, "1 part is missing: `model-00001"),

@@ -81,10 +81,12 @@ def list_inputs(path: str, source_format: str | None = None) -> list[str]:
     """Return the files that `check` reads: weights, index, and JSON files that exist."""
     model = CheckedModel(path, source_format)
     header = model.header
-    documents = [] if model.directory is None else map(model.locate, DOCUMENTS)
-    listing = [] if model.index_path is None else [model.index_path]
-    beside = filter(is_file, documents)
-    return [*(header.files if header is not None else ()), *listing, *beside]
+    files = [] if header is None else [*header.files]
+    if model.index_path is not None:
+        files.append(model.index_path)
+    if model.directory is not None:
+        files += filter(is_file, map(model.locate, DOCUMENTS))
+    return files
 
 
 def _apply_rules(

@@ -26,6 +26,7 @@ __all__ = [
     "find_stale_total",
     "find_unreadable_index",
     "find_wrong_parts",
+    "has_unreadable_part",
     "is_index_at_fault",
 ]
 
@@ -41,6 +42,15 @@ def is_index_at_fault(model: CheckedModel) -> bool:
         find_repeated_tensors,
     )
     return any(True for find in rules for _ in find(model))
+
+
+def has_unreadable_part(model: CheckedModel) -> bool:
+    """Whether a part that the index lists exists and cannot be read."""
+    index = model.index
+    return isinstance(index, Index) and any(
+        is_file(os.path.join(os.path.dirname(index.path), name)) and name not in model.parts
+        for name in index.parts
+    )
 
 
 def find_unreadable_index(model: CheckedModel) -> Iterator[RuleFinding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats import format_by_index, format_module
@@ -105,16 +105,18 @@ class CheckedModel:
 
     @cached_property
     def index_path(self) -> str | None:
-        """The path of the index of the parts; None if there is none, or more than one."""
+        """The path of the index of the parts; None if there is none, or if it is not clear."""
         if format_by_index(self.path) is not None:
             return self.path
         if self.directory is None:
             return None
+        header = self.header
+        if header is not None:
+            return None if header.shardings else header.listing
         try:
             names = list_names(self.directory)
         except FormatError:  # a web server cannot be listed
-            header = self.header
-            return None if header is None or header.shardings else header.listing
+            return None
         found = [name for name in names if format_by_index(name) is not None]
         return self.locate(found[0]) if len(found) == 1 else None
 
@@ -172,9 +174,12 @@ def list_added(document: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the texts and ids of the added tokens of a tokenizer.json."""
     added = document.get("added_tokens")
     entries: list[Any] = added if is_list(added) else []
-    pairs = [(each.get("content"), each.get("id")) for each in entries if is_object(each)]
-    return [(text, token) for text, token in pairs if isinstance(text, str) and _is_id(token)]
+    return [
+        (each["content"], each["id"])
+        for each in entries
+        if is_object(each) and isinstance(each.get("content"), str) and _is_id(each.get("id"))
+    ]
 
 
-def _is_id(content: object) -> bool:
+def _is_id(content: object) -> TypeGuard[int]:
     return isinstance(content, int) and not isinstance(content, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.check.findings import JsonChange, RuleFinding
-from weightctl.check.index import is_index_at_fault
+from weightctl.check.index import has_unreadable_part, is_index_at_fault
 from weightctl.errors import WeightctlError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.system.registry import load
@@ -27,9 +27,9 @@ _TIED = "tie_word_embeddings"
 
 
 def find_damage(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find weights that cannot be opened, unless a rule of the index says why."""
+    """Find weights that cannot be opened, unless only the index is at fault."""
     damage = model.subject.damage
-    if damage is not None and not is_index_at_fault(model):
+    if damage is not None and (has_unreadable_part(model) or not is_index_at_fault(model)):
         yield RuleFinding(path=damage.path, text=damage.reason, hint=damage.hint)
 
 
