@@ -39,14 +39,18 @@ def test_a_sound_model_has_exit_code_0(weightctl: Run, tiny_llama: Path) -> None
 
 
 def test_findings_have_exit_code_1(weightctl: Run, folder: Path) -> None:
-    done = weightctl("check", "model", cwd=folder)
+    done = weightctl("check", "model", cwd=folder, COLUMNS="200")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [
         "model: 2 findings; --fix corrects 1",
-        "warning: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
-        "[config-dtype]",
-        "error: model/chat_template.jinja: line 1 is not valid Jinja: Expected an expression, "
-        "got 'end of statement block' [template-syntax]",
+        (
+            "warning: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
+            "[config-dtype]"
+        ),
+        (
+            "error: model/chat_template.jinja: line 1 is not valid Jinja: Expected an expression, "
+            "got 'end of statement block' [template-syntax]"
+        ),
     ]
 
 
@@ -56,12 +60,14 @@ def test_a_correction_is_printed_and_what_is_left_has_exit_code_1(
     planned = weightctl("check", "model", "--fix", "-n", cwd=folder)
     assert planned.returncode == 1
     assert '"float16"' in (folder / "model" / "config.json").read_text()
-    done = weightctl("check", "model", "--fix", cwd=folder)
+    done = weightctl("check", "model", "--fix", cwd=folder, COLUMNS="200")
     assert done.returncode == 1
     assert done.stdout.splitlines()[:3] == [
         "model: 1 finding fixed in 1 file; 1 left",
-        "fixed: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
-        "[config-dtype]",
+        (
+            "fixed: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
+            "[config-dtype]"
+        ),
         '  torch_dtype = "bfloat16"',
     ]
     (folder / "model" / "chat_template.jinja").unlink()

@@ -211,8 +211,12 @@ def _document_finding(finding: RuleFinding) -> dict[str, Any]:
         "text": finding.text,
         "hint": finding.hint or None,
         "changes": [
-            {"path": change.path, "keys": list(change.keys)}
-            | ({"removed": True} if change.removes else {"value": change.value})
+            {
+                "path": change.path,
+                "keys": list(change.keys),
+                "removed": change.removes,
+                "value": change.value,
+            }
             for change in finding.changes
         ],
     }
