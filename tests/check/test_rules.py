@@ -12,7 +12,8 @@ import pytest
 
 import weightctl
 from build import F32, Gguf, Tensor
-from check_files import FAULTS, change, make_models
+from check_files import FAULTS, INDEX, change, change_index, cut_file, make_models
+from conftest import ROOT
 from weightctl.check import RULES, CheckedModel, check
 from weightctl.system.registry import load
 
@@ -72,6 +73,41 @@ def test_rules_that_are_said_to_have_a_fix_have_one() -> None:
 def test_real_models_violate_no_rule(minilm: Path, tiny_llama: Path, smollm2: Path) -> None:
     for path in (minilm, tiny_llama, smollm2):
         assert check(path).findings == (), path
+
+
+def test_a_model_can_be_named_by_its_index_or_a_part(models: Path, tmp_path: Path) -> None:
+    path = copied(models / "model", tmp_path)
+    change(path / "config.json", torch_dtype="float16")
+    for name in ("", INDEX, "model-00002-of-00005.safetensors"):
+        assert [each.rule for each in check(path / name).findings] == ["config-dtype"]
+
+
+def test_a_distributed_checkpoint_has_no_index_of_parts() -> None:
+    assert check(ROOT / "fixtures" / "distributed" / "two").findings == ()
+
+
+def test_a_damaged_part_is_found_beside_a_fault_of_the_index(models: Path, tmp_path: Path) -> None:
+    path = copied(models / "model", tmp_path)
+    change_index(path, **{"model.norm.weight": ...})
+    cut_file(path)
+    assert {"weights-readable", "index-missing-entry"} <= {
+        each.rule for each in check(path).findings
+    }
+
+
+def test_the_settings_of_a_text_model_inside_a_config_are_checked(
+    models: Path, tmp_path: Path
+) -> None:
+    path = copied(models / "model", tmp_path)
+    nested = {"torch_dtype": "float32", "eos_token_id": 9999}
+    change(path / "config.json", text_config=nested)
+    checked = check(path, fix=True)
+    assert [each.where for each in checked.fixed] == [
+        "text_config.torch_dtype",
+        "text_config.eos_token_id",
+    ]
+    document = json.loads((path / "config.json").read_text())
+    assert document["text_config"] == {"torch_dtype": "bfloat16", "eos_token_id": 1}
 
 
 def test_a_rank_of_many_findings_is_that_of_the_table(models: Path, tmp_path: Path) -> None:

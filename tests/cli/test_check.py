@@ -44,8 +44,8 @@ def test_findings_have_exit_code_1(weightctl: Run, folder: Path) -> None:
     assert done.stdout.splitlines() == [
         "model: 2 findings; --fix corrects 1",
         (
-            "warning: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
-            "[config-dtype]"
+            "warning: model/config.json: `torch_dtype` is float16, and 100 % of the values are "
+            "BF16 [config-dtype]"
         ),
         (
             "error: model/chat_template.jinja: line 1 is not valid Jinja: Expected an expression, "

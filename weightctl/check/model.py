@@ -112,7 +112,8 @@ class CheckedModel:
             return None
         header = self.header
         if header is not None:
-            return None if header.shardings else header.listing
+            listing = header.listing or ""
+            return listing if format_by_index(listing) is not None else None
         try:
             names = list_names(self.directory)
         except FormatError:  # a web server cannot be listed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.check.index import has_unreadable_part, is_index_at_fault
 from weightctl.errors import WeightctlError
-from weightctl.formats.huggingface import CONFIG
+from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_object
 from weightctl.verify import CHECKS
@@ -83,7 +83,9 @@ def find_gguf_metadata(model: CheckedModel) -> Iterator[RuleFinding]:
 
 
 def _check_names(model: CheckedModel) -> tuple[Problem, ...]:
-    return () if model.header is None else _run(model, "names").problems
+    """Return the problems of the check `names`, which is not for adapters."""
+    is_adapter = model.document(ADAPTER_CONFIG) is not None and model.document(CONFIG) is None
+    return () if model.header is None or is_adapter else _run(model, "names").problems
 
 
 def _run(model: CheckedModel, name: str) -> Result:
@@ -100,7 +102,7 @@ def _run(model: CheckedModel, name: str) -> Result:
         model.results[name] = result
         model.notes += result.notes
         if result.skipped:
-            model.notes.append(f"the {name} were not checked: {result.skipped}")
+            model.notes.append(f"the check `{name}` was skipped: {result.skipped}")
     return model.results[name]
 
 
