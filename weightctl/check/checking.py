@@ -61,7 +61,8 @@ def check(
     fixed: list[RuleFinding] = []
     written: dict[str, None] = {}
     for _ in range(_MOST_PASSES if fix else 0):
-        found = [each for each in findings if each.changes]
+        # A finding that is left after its correction is not corrected again.
+        found = [each for each in findings if each.changes and each not in fixed]
         if not found:
             break
         contents = _change_files([change for each in found for change in each.changes])
