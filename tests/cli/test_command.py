@@ -42,7 +42,7 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
     assert done.stderr == (
         "error: `lss` is neither a command nor an existing file\n"
         "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, convert, imatrix, "
-        "merge, extract, shard, edit, verify, tasks; `weightctl --help` describes them\n"
+        "merge, extract, shard, edit, check, verify, tasks; `weightctl --help` describes them\n"
     )
 
 
@@ -63,7 +63,7 @@ MEANT = {
     "version": "`weightctl --version`",
     "compare": "`weightctl diff MODEL OTHER`",
     "cmp": "`weightctl verify MODEL --against OTHER`",
-    "check": "`weightctl verify MODEL`",
+    "lint": "`weightctl check MODEL`",
     "validate": "`weightctl verify MODEL`",
     "set": "`weightctl edit MODEL --set KEY=VALUE`",
     "rename": "`weightctl edit MODEL --rename OLD=NEW`",

@@ -40,6 +40,7 @@ BEFORE = {
     "extract": ["model", "tuned"],
     "shard": ["model", "rules.toml"],
     "edit": ["model", "model.gguf", "template.jinja"],
+    "check": ["model", "model.gguf"],
     "verify": ["model", "model-q8.gguf"],
 }
 
@@ -151,6 +152,7 @@ def test_checkpoints_to_read_have_one_name_in_all_commands(weightctl: Run) -> No
         "extract": "BASE TUNED OUT",
         "shard": "MODEL [OUT]",
         "edit": "MODEL",
+        "check": "MODEL",
         "verify": "MODEL",
         "tasks": "MODEL [OUT]",
     }

@@ -114,6 +114,19 @@ def test_verify_checks_a_url(url: str, weightctl: Run, tiny_llama: Path) -> None
     assert "30 tensors compared, all values are equal" in done.stdout
 
 
+def test_check_reads_the_files_at_a_url(url: str, weightctl: Run) -> None:
+    done = weightctl("check", url)
+    assert done.returncode == 0, done.stderr
+    assert ": no findings (" in done.stdout
+
+
+def test_check_does_not_correct_files_at_a_url(web: PlainServer, weightctl: Run) -> None:
+    web.put("/model/generation_config.json", b'{"eos_token_id": 9999}')
+    done = weightctl("check", f"{web.url}/model/model.safetensors", "--fix")
+    assert done.returncode == 2
+    assert "generation_config.json is not on this machine" in done.stderr
+
+
 def test_verify_does_not_start_readers_of_local_files(url: str, weightctl: Run) -> None:
     done = weightctl("verify", url, "--check", "structure")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -102,6 +102,12 @@ ASKED = {
         "tiny-llama --rename model.norm.weight=norm.weight",
         "tiny-llama",
     ),
+    "check": (
+        "tiny-llama",
+        "small",
+        "faulty --fix --dry-run",
+        "faulty --fix",
+    ),
     "verify": (
         "tiny-llama --against tiny-llama --tokens 1,42,7",
         "awq --skip forward --skip structure",
@@ -128,6 +134,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
     for name in ("tiny-llama", "tiny-adapter"):
         copytree(ROOT / "fixtures" / name, made_in / name)
+    copytree(ROOT / "fixtures" / "tiny-llama", made_in / "faulty")
+    config = json.loads((made_in / "faulty" / "config.json").read_text())
+    faulty = config | {"torch_dtype": "float16", "eos_token_id": 9999}
+    (made_in / "faulty" / "config.json").write_text(json.dumps(faulty))
     return made_in
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -52,6 +53,8 @@ COMMANDS = {
     "degrees": "shard tiny.gguf --tp auto",
     "shares": "shard tiny-llama out --tp 6 --pp 2 --dry-run",
     "edit": "edit tiny.gguf --set general.name=new --drop blk.1.* --dry-run",
+    "check": "check faulty",
+    "check-fix": "check faulty --fix --dry-run",
     "tasks": "tasks tiny-llama out.gguf --quant Q4_K_M",
     "tasks-shards": "tasks tiny.gguf out --tp 2 --task-size 1MB",
     "merge": "merge tiny-llama tiny-adapter merged.gguf --dry-run",
@@ -71,6 +74,10 @@ def checkpoints(folder: Path) -> None:
     copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
     for name in ("tiny-llama", "tiny-adapter"):
         copytree(ROOT / "fixtures" / name, folder / name)
+    copytree(ROOT / "fixtures" / "tiny-llama", folder / "faulty")
+    config = json.loads((folder / "faulty" / "config.json").read_text())
+    faulty = config | {"torch_dtype": "float16", "eos_token_id": 9999}
+    (folder / "faulty" / "config.json").write_text(json.dumps(faulty))
     tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")
     save(tiny.plan("gguf"), folder / "tiny.gguf")
     quantized = cast(tiny.plan("gguf"), "Q4_K")

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from family_stand_ins import STAND_INS
 from own_models import OWN_TYPES
+from rule_tables import list_rules
 from verify_tables import describe_causes, describe_checks
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
@@ -64,7 +65,6 @@ _CONDITIONS = {
     "first tensors up to an eighth of the layers": "the first N; N is an eighth of the layers",
 }
 _MARKUP = re.compile(r"([\\*_\[\]<>])")
-
 _CASES = Path(__file__).parents[1] / "crossing" / "cases"
 
 
@@ -72,10 +72,8 @@ def update_tables(page: str) -> str:
     """Return a page with its generated parts updated."""
 
     def renew(match: re.Match[str]) -> str:
-        if match["name"] == "errors":
-            made = _list_errors(page)
-        else:
-            made = _TABLES[match["name"]](*match["arguments"].split())
+        name, arguments = match["name"], match["arguments"].split()
+        made = _list_errors(page) if name == "errors" else _TABLES[name](*arguments)
         return f"{match['begin']}\n{made.strip()}\n\n{match['end']}"
 
     return _BLOCK.sub(renew, page)
@@ -394,6 +392,7 @@ _TABLES: dict[str, Callable[..., str]] = {
     "json": _list_json_keys,
     "options": _list_options,
     "recipes": _list_recipes,
+    "rules": list_rules,
     "schemes": _list_schemes,
     "written": _list_written,
     "strategies": _list_strategies,

@@ -14,7 +14,7 @@ from arrays import weights_of
 from weightctl import Plan, open_weights
 from weightctl.plan.arrangement import split
 from weightctl.verify import Request, Result, Subject, verify
-from weightctl.verify.checks.structure import _check_total, check
+from weightctl.verify.checks.structure import check, check_total
 from weightctl.verify.figures import StructureFigures
 from weightctl.write.save import save
 
@@ -79,7 +79,7 @@ def test_a_total_size_that_is_not_that_of_the_parts_is_a_problem(tmp_path: Path)
 def test_a_total_size_that_is_right_or_no_number_is_none(size: Any, tmp_path: Path) -> None:
     index = sharded(tmp_path / "model") / "model.safetensors.index.json"
     edited(index, lambda document: document["metadata"].update(total_size=size))
-    assert list(_check_total(open_weights(tmp_path / "model").header)) == []
+    assert list(check_total(open_weights(tmp_path / "model").header)) == []
 
 
 def test_an_index_that_a_tensor_is_missing_from_is_a_problem(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ COMMANDS: dict[str, str] = {
     "extract": "weightctl.cli.extract:app",
     "shard": "weightctl.cli.shard:app",
     "edit": "weightctl.cli.edit:app",
+    "check": "weightctl.cli.check:app",
     "verify": "weightctl.cli.verify:app",
     "tasks": "weightctl.cli.tasks:app",
 }

@@ -1,4 +1,4 @@
-"""Writes the findings of a scan as SARIF 2.1.0, for code scanners: `ls --scan --sarif FILE`.
+"""Writes findings as SARIF 2.1.0, for code scanners: `ls --scan --sarif` and `check --sarif`.
 
 Source: the OASIS standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0".
 """
@@ -20,9 +20,10 @@ from weightctl.write.targets import check_new_file, is_stream, stream_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from weightctl.check.findings import RuleFinding
     from weightctl.cli.findings import ScanFinding
 
-__all__ = ["check_sarif", "make_sarif", "write_sarif"]
+__all__ = ["check_sarif", "make_sarif", "write_rule_sarif", "write_sarif"]
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 # The SARIF rule for each severity that is reported: its name, level and description.
@@ -83,6 +84,25 @@ def make_sarif(
 
     `errors` are the reasons why paths were not read.
     """
+    rules = [_rule(name, level, text) for name, level, text in _RULES.values()]
+    results = [_result(each) for each in findings if each.severity is not Severity.KNOWN]
+    return _make_log(rules, results, errors, exit_code)
+
+
+def _rule(name: str, level: str, text: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "shortDescription": {"text": text},
+        "defaultConfiguration": {"level": level},
+    }
+
+
+def _make_log(
+    rules: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
+    errors: Sequence[str],
+    exit_code: int,
+) -> dict[str, Any]:
     invocation: dict[str, Any] = {
         "executionSuccessful": not errors,
         "exitCode": exit_code,
@@ -90,24 +110,40 @@ def make_sarif(
             {"level": "error", "message": {"text": printable(each)}} for each in errors
         ],
     }
-    driver = {
-        "name": "weightctl",
-        "version": weightctl.__version__,
-        "rules": [
-            {
-                "id": rule,
-                "shortDescription": {"text": text},
-                "defaultConfiguration": {"level": level},
-            }
-            for rule, level, text in _RULES.values()
-        ],
-    }
-    run = {
-        "tool": {"driver": driver},
-        "invocations": [invocation],
-        "results": [_result(each) for each in findings if each.severity is not Severity.KNOWN],
-    }
+    driver = {"name": "weightctl", "version": weightctl.__version__, "rules": rules}
+    run = {"tool": {"driver": driver}, "invocations": [invocation], "results": results}
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def write_rule_sarif(
+    path: str, findings: Sequence[RuleFinding], *, exit_code: int, force: bool
+) -> None:
+    """Write the findings of `check` to a file or a pipe; raises `OutputError` if that fails."""
+    from weightctl.check.rules import RULES  # only for `check`
+
+    order = [*RULES]
+    rules = [
+        _rule(name, rule.level.value, f"{rule.about[:1].upper()}{rule.about[1:]}.")
+        | {"fullDescription": {"text": f"{rule.details[:1].upper()}{rule.details[1:]}."}}
+        for name, rule in RULES.items()
+    ]
+    results: list[dict[str, Any]] = []
+    for finding in findings:
+        shown = printable(finding.text)
+        physical = {"artifactLocation": {"uri": _uri(finding.path)}}
+        location: dict[str, Any] = {"physicalLocation": physical}
+        if finding.where:
+            location["logicalLocations"] = [{"fullyQualifiedName": printable(finding.where)}]
+        results.append(
+            {
+                "ruleId": finding.rule,
+                "ruleIndex": order.index(finding.rule),
+                "level": RULES[finding.rule].level.value,
+                "message": {"text": f"{printable(finding.where)} {shown}".strip()},
+                "locations": [location],
+            }
+        )
+    write_report(path, _make_log(rules, results, (), exit_code), force=force)
 
 
 def _result(finding: ScanFinding) -> dict[str, Any]:

@@ -38,6 +38,7 @@ _SPLIT = (
     "`weightctl convert MODEL OUT --max-shard-size 5GB` splits a model into several files; "
     "`weightctl shard MODEL OUT --tp 2` shards it for ranks"
 )
+_CHECK = "`weightctl check MODEL` finds faults in the files of a model; --fix corrects them"
 _DOWNLOAD = "`hf download OWNER/NAME --local-dir NAME` downloads a model from Hugging Face"
 # Words that users may try as commands, each with a hint on what to type instead.
 _MEANINGS: dict[str, str] = {
@@ -52,7 +53,8 @@ _MEANINGS: dict[str, str] = {
     **dict.fromkeys(("hash", "sha256", "checksum", "digest"), _HASH),
     **dict.fromkeys(("scan", "audit", "pickle", "security"), _SCAN),
     **dict.fromkeys(("compare", "cmp", "delta"), _DIFF),
-    **dict.fromkeys(("check", "validate", "test", "lint", "eval", "perplexity", "ppl"), _VERIFY),
+    **dict.fromkeys(("validate", "test", "eval", "perplexity", "ppl"), _VERIFY),
+    **dict.fromkeys(("lint", "fix", "repair", "doctor"), _CHECK),
     **dict.fromkeys(("export", "import", "transform", "cast", "save", "copy", "cp"), _CONVERT),
     **dict.fromkeys(("quantize", "quantise", "quant", "compress"), _QUANTIZE),
     **dict.fromkeys(("dequantize", "dequantise", "dequant"), _DEQUANTIZE),

@@ -30,12 +30,11 @@ from weightctl.cli.render import columns, is_terminal, note, show_lines, show_te
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
 from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
-from weightctl.storage.files import is_directory, is_file, list_names, open_reader
-from weightctl.storage.location import is_remote
+from weightctl.storage.files import is_file
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
+from weightctl.verify.mistakes import require_there
 from weightctl.verify.report import check_targets, write
 from weightctl.verify.report.json_document import make_document
 from weightctl.verify.request import Request, Subject
@@ -240,7 +239,7 @@ def verify(
         max_rmse=max_rmse,
         compare=compare,
     )
-    _require_there(request.subject)
+    require_there(request.subject)
     if reports:
         check_targets(reports, _inputs(request), force=force)
     with stages_bar(quiet=quiet) as progress:
@@ -273,40 +272,6 @@ def _require_one(prompts: Mapping[str, str | None]) -> None:
         raise ConversionError(f"{' and '.join(given)} are both given", hint="use only one of them")
     if prompts["--text"] is not None and not prompts["--text"].strip():
         raise ConversionError("--text is empty", hint="without --text the built-in text is used")
-
-
-def _require_there(subject: Subject) -> None:
-    """Raise the error of opening the checkpoint if its path or --from is probably a mistake.
-
-    Other errors are problems of the checkpoint, which the check `structure` reports.
-    """
-    damage = subject.damage
-    if damage is None:
-        return
-    is_unread = damage.path == subject.path and isinstance(damage.__cause__, OSError)
-    # A checkpoint that cannot be reached is an error, and not a problem of the checkpoint.
-    is_unread |= is_remote(damage.path) and not _is_readable(damage.path)
-    if is_unread or _is_mistaken(subject, damage):
-        raise damage
-
-
-def _is_readable(path: str) -> bool:
-    try:
-        return is_directory(path) or bool(open_reader(path).path)
-    except FormatError:
-        return False
-
-
-def _is_mistaken(subject: Subject, damage: FormatError) -> bool:
-    """Whether the path or the format is wrong, rather than a file of weights damaged."""
-    path = subject.path
-    if subject.format_name is not None and Subject(path).damage is None:
-        return True
-    if not is_directory(damage.path):
-        # The JSON files in a model's directory, except indexes, do not contain weights.
-        return damage.path == path and path.endswith(".json") and format_by_index(path) is None
-    named = [name for name in list_names(damage.path) if format_by_suffix(name)]
-    return all(Subject(os.path.join(damage.path, name)).damage is None for name in named)
 
 
 def _inputs(request: Request) -> list[str]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
 __all__ = [
+    "ADAPTER_CONFIG",
     "CLASS_NAME",
     "CONFIG",
     "OPEN_CLIP",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
 
-__all__ = ["check", "check_digests"]
+__all__ = ["check", "check_digests", "check_total"]
 
 _LARGEST_INDEX = 100_000_000
 # ggml stores a name in 64 bytes, including a final zero byte.
@@ -69,7 +69,7 @@ def check(request: Request) -> Result:
     )
 
 
-def _check_total(header: Header) -> Iterator[Problem]:
+def check_total(header: Header) -> Iterator[Problem]:
     """Yield a problem if the index states a total size that is not that of the tensors."""
     # A manifest of ranks states the bytes of each tensor, but no total.
     is_index = header.listing is not None and not header.shardings
@@ -176,7 +176,7 @@ def _note_byte_order(header: Header) -> Iterator[str]:
 
 
 _PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (
-    _check_total,
+    check_total,
     _check_encodings,
     _check_name_lengths,
 )

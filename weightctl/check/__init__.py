@@ -1,0 +1,38 @@
+"""Rules for the files of a model: weights, index, configs, tokenizer, template, card, adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weightctl.system.registry import load_on_use
+
+if TYPE_CHECKING:
+    from weightctl.check.checking import Checked, check
+    from weightctl.check.findings import JsonChange, Level, Rule, RuleFinding
+    from weightctl.check.model import CheckedModel
+    from weightctl.check.rules import RULES
+
+__all__ = [
+    "RULES",
+    "Checked",
+    "CheckedModel",
+    "JsonChange",
+    "Level",
+    "Rule",
+    "RuleFinding",
+    "check",
+]
+
+__getattr__ = load_on_use(
+    __name__,
+    {
+        "RULES": "weightctl.check.rules:RULES",
+        "Checked": "weightctl.check.checking:Checked",
+        "CheckedModel": "weightctl.check.model:CheckedModel",
+        "JsonChange": "weightctl.check.findings:JsonChange",
+        "Level": "weightctl.check.findings:Level",
+        "Rule": "weightctl.check.findings:Rule",
+        "RuleFinding": "weightctl.check.findings:RuleFinding",
+        "check": "weightctl.check.checking:check",
+    },
+)

@@ -1,0 +1,71 @@
+"""Rules for the model card: the front matter of README.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weightctl.check.findings import RuleFinding
+from weightctl.translate.card.readme import read_front_matter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.check.model import CheckedModel
+
+__all__ = ["find_other_base", "find_unnamed_license", "find_wrong_front_matter"]
+
+_README = "README.md"
+_KEYS = (
+    "license",
+    "license_name",
+    "license_link",
+    "base_model",
+    "library_name",
+    "language",
+    "tags",
+)
+
+
+def find_wrong_front_matter(model: CheckedModel) -> Iterator[RuleFinding]:
+    """Find a README.md whose front matter cannot be read."""
+    if model.directory is None:
+        return
+    try:
+        read_front_matter(model.locate(_README), _KEYS)
+    except ValueError as error:
+        yield RuleFinding(path=model.locate(_README), text=str(error))
+
+
+def find_unnamed_license(model: CheckedModel) -> Iterator[RuleFinding]:
+    """Find the license `other` without the name of the license."""
+    facts = _read_facts(model)
+    if facts.get("license") == "other" and not facts.get("license_name"):
+        yield RuleFinding(
+            path=model.locate(_README),
+            where="license",
+            text="is `other`, and there is no `license_name`",
+        )
+
+
+def find_other_base(model: CheckedModel) -> Iterator[RuleFinding]:
+    """Find a base model that is not that of adapter_config.json."""
+    base = (model.document("adapter_config.json") or {}).get("base_model_name_or_path")
+    stated: Any = _read_facts(model).get("base_model")
+    names: list[Any] = [stated] if isinstance(stated, str) else stated or []
+    # A path of the machine that trained the adapter is not the name of a model.
+    is_name = isinstance(base, str) and base.count("/") == 1 and not base.startswith((".", "/"))
+    if is_name and names and base not in names:
+        yield RuleFinding(
+            path=model.locate(_README),
+            where="base_model",
+            text=f"is {', '.join(map(str, names))}, and {base} in adapter_config.json",
+        )
+
+
+def _read_facts(model: CheckedModel) -> Mapping[str, Any]:
+    if model.directory is None:
+        return {}
+    try:
+        return read_front_matter(model.locate(_README), _KEYS)
+    except ValueError:  # another rule reports it
+        return {}

@@ -1,0 +1,61 @@
+"""What a rule is, what it finds, and the changes of JSON files that correct it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+__all__ = ["JsonChange", "Level", "Rule", "RuleFinding"]
+
+
+class Level(StrEnum):
+    """How serious a finding is: with an error, programs fail or compute something wrong."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Rule(NamedTuple):
+    """A rule: the function that finds violations, `(model: CheckedModel) -> Iterable[RuleFinding]`.
+
+    `about` is a sentence that states what holds for sound files. `details` explain what happens if
+    it does not hold. `fix` says what `--fix` does; it is empty if nothing can be fixed safely.
+    """
+
+    find: str
+    level: Level
+    about: str
+    details: str
+    fix: str = ""
+
+    @property
+    def area(self) -> str:
+        """The files that the rule is about, which is the name of a module: `index`, `config`."""
+        return self.find.partition(":")[0].rpartition(".")[2]
+
+
+class JsonChange(NamedTuple):
+    """A change of a JSON file: the entry at `keys` gets a value, or is removed."""
+
+    path: str
+    keys: tuple[str, ...]
+    value: Any = None
+    removes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFinding:
+    """A violation of a rule: the file, the key or tensor in it, and a sentence.
+
+    `where` is empty if the finding is about the whole file. `changes` correct the finding; there
+    are none if it cannot be corrected safely. `rule` is the id of the rule; it is empty while the
+    rule runs.
+    """
+
+    path: str
+    text: str
+    where: str = ""
+    hint: str = ""
+    changes: tuple[JsonChange, ...] = ()
+    rule: str = ""

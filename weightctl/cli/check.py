@@ -1,0 +1,222 @@
+"""`weightctl check`: check the files of a model against rules, and correct what is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weightctl.cli.costs import document_network
+from weightctl.cli.options import (
+    Anonymous,
+    From,
+    Json,
+    Path,
+    examples,
+    exit_codes,
+    locate_local,
+)
+from weightctl.cli.render import Cell, columns, is_terminal, note, show_lines, show_text
+from weightctl.cli.wrapping import hung
+from weightctl.errors import ConversionError
+from weightctl.text.wording import join_names, pluralize, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from weightctl.check.checking import Checked
+    from weightctl.check.findings import JsonChange, RuleFinding
+
+__all__ = ["app"]
+
+_MOST_NAMED = 3
+_LONGEST_VALUE = 60
+_STYLES = {"error": "red", "warning": "yellow"}
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="\n\n".join(
+        [
+            exit_codes(
+                "no rule is violated, or --fix has corrected all violations",
+                "a rule is violated; with --fix, some violations are left; with --dry-run, also "
+                "those that --fix would correct",
+            ),
+            examples(
+                [
+                    "weightctl check model/",
+                    "weightctl check model/ --fix --dry-run",
+                    "weightctl check model.gguf --json",
+                    "weightctl check model/ --sarif findings.sarif",
+                ]
+            ),
+        ]
+    )
+)
+def check(
+    *,
+    path: Path,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix",
+            help="Correct JSON files where that is safe, and print what was changed. Formatting "
+            "and order of the other entries are kept.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", "-n", help="With --fix, show what would be changed, and write nothing."
+        ),
+    ] = False,
+    sarif: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the findings to FILE as SARIF 2.1.0, for code scanners.",
+            callback=locate_local,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
+    ] = False,
+    source: From = None,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print a line for each finding, and nothing else.")
+    ] = False,
+) -> None:
+    """Check the files of a model against rules, and correct what can be corrected safely.
+
+    The rules are about the weights, the index, config.json, generation_config.json, the tokenizer,
+    chat templates, the model card, and adapter_config.json. They include the checks 'structure' and
+    'names' of 'weightctl verify'. Chat templates are parsed if the package jinja2 is installed; no
+    template is run.
+    """
+    del anonymous  # its callback has taken effect
+    from weightctl.check.checking import check as apply_rules
+    from weightctl.check.checking import list_inputs
+
+    if dry_run and not fix:
+        raise ConversionError(
+            "--dry-run can only be used with --fix", hint="without --fix, nothing is written"
+        )
+    if sarif is not None:
+        from weightctl.cli.sarif import check_sarif
+
+        check_sarif(sarif, list_inputs(path, source), {}, force=force)
+    checked = apply_rules(path, source_format=source, fix=fix, dry_run=dry_run)
+    code = int(bool(checked.findings or (dry_run and checked.fixed)))
+    if sarif is not None:
+        from weightctl.cli.sarif import write_rule_sarif
+
+        found = [*checked.findings, *(checked.fixed if dry_run else ())]
+        write_rule_sarif(sarif, found, exit_code=code, force=force)
+    if as_json:
+        made = _document(checked, dry_run=dry_run) | document_network()
+        show_text(json.dumps(made) + "\n")
+    else:
+        show_lines([*_list_lines(checked, fix=fix, dry_run=dry_run, quiet=quiet)])
+    for text in () if quiet else checked.notes:
+        note(text)
+    if code:
+        raise typer.Exit(code)
+
+
+def _list_lines(checked: Checked, *, fix: bool, dry_run: bool, quiet: bool) -> Iterator[list[Cell]]:
+    # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
+    room = columns() if (is_terminal() or "COLUMNS" in os.environ) and not quiet else None
+    if not quiet:
+        yield [Cell(_summarize(checked, fix=fix, dry_run=dry_run), "bold")]
+    for finding in checked.fixed:
+        verb = "would be fixed" if dry_run else "fixed"
+        yield from hung([Cell(f"{verb}: ", "green")], _describe(finding), room)
+        if not quiet:
+            for text in _list_changes(finding.changes):
+                yield from hung([Cell("  ")], text, room, "dim")
+    for finding in checked.findings:
+        level = _level(finding)
+        yield from hung([Cell(f"{level}: ", _STYLES[level])], _describe(finding), room)
+        if finding.hint and not quiet:
+            yield from hung([Cell("  hint: ", "dim")], finding.hint, room)
+
+
+def _summarize(checked: Checked, *, fix: bool, dry_run: bool) -> str:
+    from weightctl.check.rules import RULES
+
+    head = printable(checked.path)
+    count = len(checked.findings)
+    if fix and checked.fixed:
+        files = len({change.path for each in checked.fixed for change in each.changes})
+        verb = "would be fixed" if dry_run else "fixed"
+        left = f"; {count} left" if count else ""
+        return (
+            f"{head}: {pluralize(len(checked.fixed), 'finding')} {verb} in "
+            f"{pluralize(files, 'file')}{left}"
+        )
+    if not count:
+        return f"{head}: no findings ({len(RULES)} rules)"
+    fixable = sum(bool(each.changes) for each in checked.findings)
+    with_fix = f"; --fix corrects {fixable}" if fixable else ""
+    return f"{head}: {pluralize(count, 'finding')}{with_fix}"
+
+
+def _level(finding: RuleFinding) -> str:
+    from weightctl.check.rules import RULES
+
+    return RULES[finding.rule].level.value
+
+
+def _describe(finding: RuleFinding) -> str:
+    where = f" `{finding.where}`" if finding.where else ""
+    text = " ".join(finding.text.split())
+    return f"{finding.path}:{where} {text} [{finding.rule}]"
+
+
+def _list_changes(changes: Iterable[JsonChange]) -> Iterator[str]:
+    texts: list[str] = []
+    for change in changes:
+        name = ".".join(change.keys)
+        shown = json.dumps(change.value, ensure_ascii=False)
+        if len(shown) > _LONGEST_VALUE:
+            shown = shown[: _LONGEST_VALUE - 1] + "…"
+        texts.append(f"removed {name}" if change.removes else f"{name} = {shown}")
+    if texts:
+        yield join_names(texts, _MOST_NAMED)
+
+
+def _document(checked: Checked, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "path": checked.path,
+        "findings": [_document_finding(each) for each in checked.findings],
+        "fixed": [_document_finding(each) for each in checked.fixed],
+        "dry_run": dry_run,
+        "written": list(checked.written),
+        "notes": list(checked.notes),
+    }
+
+
+def _document_finding(finding: RuleFinding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "level": _level(finding),
+        "path": finding.path,
+        "where": finding.where or None,
+        "text": finding.text,
+        "hint": finding.hint or None,
+        "changes": [
+            {
+                "path": change.path,
+                "keys": list(change.keys),
+                "removed": change.removes,
+                "value": change.value,
+            }
+            for change in finding.changes
+        ],
+    }
