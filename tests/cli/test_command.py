@@ -41,8 +41,8 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "error: `lss` is neither a command nor an existing file\n"
-        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, convert, imatrix, "
-        "merge, extract, shard, edit, verify, tasks; `weightctl --help` describes them\n"
+        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, apply, convert, "
+        "imatrix, merge, extract, shard, edit, verify, tasks; `weightctl --help` describes them\n"
     )
 
 
