@@ -39,6 +39,8 @@ _FEW, _MANY = 0.3, 0.9
 # If what changed takes a larger part of a chunk than this, the new chunk may be smaller.
 _LARGE = 0.5
 _SHORT = 64 << 10
+# The largest window of a frame, as a power of 2, which limits the memory of the decompression.
+_WINDOW = 24
 
 
 class Method(StrEnum):
@@ -94,17 +96,17 @@ def _size(block: PatchBlock) -> int:
 
 
 def _encode_changes(old: Words, new: Words) -> list[PatchBlock]:
-    difference = new - old
-    places = np.flatnonzero(difference)
-    numbers = _to_zigzag(difference)
+    places = np.flatnonzero(old != new)
     share = len(places) / len(new)
     found: list[PatchBlock] = []
     if share < _MANY:
         gaps = (np.diff(places, prepend=-1) - 1).astype("<u4")
-        planes = _split_planes(gaps) + _split_planes(numbers[places])
+        numbers = _to_zigzag(new[places] - old[places])
+        planes = _split_planes(gaps) + _split_planes(numbers)
         found.append(PatchBlock(Method.SPARSE, zstd.compress(planes, _LEVEL), len(places)))
     if share > _FEW:
-        found.append(PatchBlock(Method.DIFFERENCE, zstd.compress(_split_planes(numbers), _LEVEL)))
+        planes = _split_planes(_to_zigzag(new - old))
+        found.append(PatchBlock(Method.DIFFERENCE, zstd.compress(planes, _LEVEL)))
     return found
 
 
@@ -139,7 +141,7 @@ def decode_block(block: PatchBlock, old: Bytes | None, nbytes: int, word: int) -
 
 def _decompress(data: Bytes, nbytes: int) -> bytes:
     """Return exactly `nbytes` bytes of one frame; raises `ValueError` for any other content."""
-    frame = zstd.ZstdDecompressor()
+    frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW})
     try:
         # One more byte is requested, to detect a frame that is too long.
         made = frame.decompress(data, nbytes + 1)
