@@ -89,9 +89,9 @@ def measure(name: str, folder: Path, before: Path, after: Path) -> None:
     elif name == "bsdiff":
         make, apply = ["bsdiff", before, after, patch], ["bspatch", before, restored, patch]
     else:
-        options = [*name.split()[1:], "--long=31", "-q", "-f", "-T0", f"--patch-from={before}"]
-        make = ["zstd", *options, after, "-o", patch]
-        apply = ["zstd", "-d", *options[-5:-2], options[-1], patch, "-o", restored]
+        options = ["--long=31", "-q", "-f", f"--patch-from={before}"]
+        make = ["zstd", name.split()[1], "-T0", *options, after, "-o", patch]
+        apply = ["zstd", "-d", *options, patch, "-o", restored]
     took, peak = run(make)
     again, other = run(apply)
     same = restored.read_bytes() == after.read_bytes()
@@ -113,7 +113,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="300MB", help="of the model")
-    parser.add_argument("--bsdiff-size", default="30MB", help="of the model for bsdiff; 0 for none")
+    parser.add_argument(
+        "--bsdiff-size", default="30MB", help="of the model for bsdiff; 0B for none"
+    )
     parser.add_argument("--rate", type=float, default=2e-6, help="by which each weight moves")
     arguments = parser.parse_args()
     for text, programs in (

@@ -60,6 +60,8 @@ MEANT = {
     "quantizze": "`weightctl convert MODEL OUT.gguf --quant Q4_K_M`",
     "split": "`weightctl convert MODEL OUT --max-shard-size 5GB`",
     "cut": "`weightctl shard MODEL OUT --tp 2`",
+    "patch": "`weightctl apply MODEL PATCH OUT`",
+    "delta": "`weightctl diff MODEL OTHER --patch FILE`",
     "version": "`weightctl --version`",
     "compare": "`weightctl diff MODEL OTHER`",
     "cmp": "`weightctl verify MODEL --against OTHER`",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli.costs import document_network
+from weightctl.cli.listing import LONG
 from weightctl.cli.options import (
     Anonymous,
     Force,
@@ -85,7 +86,8 @@ def apply(
     # This import loads NumPy and zstd.
     from weightctl.deltas.applying import apply_patch, count_restored_bytes
 
-    with progress_bar(count_restored_bytes(patch), quiet=quiet) as advance:
+    total = count_restored_bytes(patch)
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
         made = apply_patch(base, patch, out, force=force, progress=advance)
     if as_json:
         show_text(json.dumps(_document(base, patch, out, made) | document_network()) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.cli.listing import LONG
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, show_lines, show_table
 from weightctl.text.sizes import format_size
@@ -29,7 +30,8 @@ def save_patch(first: str, second: str, path: str, *, force: bool, quiet: bool) 
     # These imports load NumPy and zstd.
     from weightctl.deltas.creating import count_patched_bytes, write_patch
 
-    with progress_bar(count_patched_bytes(second), quiet=quiet) as advance:
+    total = count_patched_bytes(second)
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
         return write_patch(first, second, path, force=force, progress=advance)
 
 
