@@ -10,13 +10,13 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.files import exists, is_directory, list_names, open_reader
 from weightctl.system.temporary import is_temporary
-from weightctl.weights.tree import header_of
+from weightctl.weights.tree import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.storage.base import Reader
-    from weightctl.weights.info import Header
+    from weightctl.weights.source import Source
 
 __all__ = ["ByteSpan", "CheckpointFiles", "open_checkpoint_files", "open_plain_files"]
 
@@ -82,7 +82,8 @@ def open_checkpoint_files(path: str) -> CheckpointFiles:
     `ConversionError` if the path is one of several files, and `FormatError` if the checkpoint
     cannot be opened.
     """
-    header = header_of(open_weights(path))
+    source = source_of(open_weights(path))
+    header = source.header
     if is_directory(path):
         names = {os.path.join(path, name): name for name in _walk(path)}
     elif len(header.files) == 1 and header.listing is None:
@@ -93,7 +94,7 @@ def open_checkpoint_files(path: str) -> CheckpointFiles:
             hint="use the path of the directory, so that the patch has all files in it",
         )
     files = {name: open_reader(each) for each, name in names.items()}
-    return CheckpointFiles(path, is_directory(path), files, _locate(header, names))
+    return CheckpointFiles(path, is_directory(path), files, _locate(source, names))
 
 
 def open_plain_files(path: str, names: Sequence[str]) -> dict[str, Reader]:
@@ -127,17 +128,17 @@ def _walk(directory: str, prefix: str = "") -> Iterator[str]:
             yield inner
 
 
-def _locate(header: Header, names: dict[str, str]) -> dict[str, ByteSpan]:
+def _locate(source: Source, names: Mapping[str, str]) -> dict[str, ByteSpan]:
     """Return the ranges of tensors; those that are not stored as a range are left out."""
     found: dict[str, ByteSpan] = {}
     places = {os.path.normpath(path): name for path, name in names.items()}
-    for name, info in header.tensors.items():
-        extent = header.extents[name]
-        if extent.strides is not None or extent.held is not None or not header.files:
+    for name, info in source.header.tensors.items():
+        stored = source.file_range(name)
+        if stored is None:
             continue
-        file = places.get(os.path.normpath(header.files[extent.file]))
+        file = places.get(os.path.normpath(stored.file.path))
         size = info.encoding.size
         word = size if info.encoding.block == 1 and size in WORDS else 1
-        if file is not None and not extent.nbytes % word:
-            found[name] = ByteSpan(name, file, extent.offset, extent.nbytes, word)
+        if file is not None and not stored.nbytes % word:
+            found[name] = ByteSpan(name, file, stored.offset, stored.nbytes, word)
     return found
