@@ -56,6 +56,7 @@ LAYERS = (
     ("adapters",),
     ("write",),
     ("editing",),
+    ("deltas",),
     ("verify",),
     ("check",),
     ("calibrate",),

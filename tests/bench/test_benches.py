@@ -67,6 +67,13 @@ def test_the_bench_of_importance_matrices_runs() -> None:
     assert "weightctl: " in done.stdout
 
 
+def test_the_bench_of_patches_runs() -> None:
+    done = run("deltas.py", "--size", "2MB", "--bsdiff-size", "0B")
+    assert done.returncode == 0, done.stderr
+    assert "weightctl" in done.stdout
+    assert "missed" not in done.stdout
+
+
 def test_the_bench_of_workers_runs() -> None:
     done = run("workers.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr

@@ -41,8 +41,10 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "error: `lss` is neither a command nor an existing file\n"
-        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, convert, imatrix, "
-        "merge, extract, shard, edit, check, verify, tasks; `weightctl --help` describes them\n"
+        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, apply, convert, "
+        "imatrix, merge, extract, shard, edit, check, verify, tasks; "
+        "`weightctl --help` describes them
+"
     )
 
 
@@ -60,6 +62,8 @@ MEANT = {
     "quantizze": "`weightctl convert MODEL OUT.gguf --quant Q4_K_M`",
     "split": "`weightctl convert MODEL OUT --max-shard-size 5GB`",
     "cut": "`weightctl shard MODEL OUT --tp 2`",
+    "patch": "`weightctl apply MODEL PATCH OUT`",
+    "delta": "`weightctl diff MODEL OTHER --patch FILE`",
     "version": "`weightctl --version`",
     "compare": "`weightctl diff MODEL OTHER`",
     "cmp": "`weightctl verify MODEL --against OTHER`",

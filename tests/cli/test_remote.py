@@ -261,3 +261,17 @@ def test_the_url_of_a_pull_request_is_shown(
     assert f"pull request: {url}" in done.stdout
     done = weightctl("convert", matrices, "hf://org/new", "--pr", "--json")
     assert json.loads(done.stdout)["pull_request"].startswith(xet_hub.url)
+
+
+def test_a_patch_is_made_from_a_url_and_applied_to_it(
+    url: str, tiny_llama: Path, tmp_path: Path, weightctl: Run
+) -> None:
+    tuned = tmp_path / "tuned.safetensors"
+    raw = bytearray((tiny_llama / "model.safetensors").read_bytes())
+    raw[-1000:-900] = bytes(100)
+    tuned.write_bytes(raw)
+    for command in (f"diff {url} {tuned} --patch patch", f"apply {url} patch out"):
+        done = weightctl(*command.split(), cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out").read_bytes() == raw
+    assert (tmp_path / "patch").stat().st_size < 10_000

@@ -58,7 +58,9 @@ ASKED = {
         "small small --values",
         "small.gguf small --values",
         "tiny-llama tiny-llama/model.safetensors --values",
+        "tiny-llama tiny-llama/model.safetensors --patch tiny.patch",
     ),
+    "apply": ("tiny-llama tiny.patch applied.safetensors",),
     "tasks": (
         "tiny-llama tasks.gguf --quant q8_0",
         "tiny-llama tasks --tp 2 --task-size 100kB --bandwidth 100MB",

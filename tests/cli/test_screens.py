@@ -47,6 +47,7 @@ COMMANDS = {
     "diff": "diff small awq",
     "diff-crossing": "diff tiny-llama tiny.gguf",
     "diff-values": "diff tiny-llama tiny-q4_k.gguf --values --include *layers.[0-1].*",
+    "patch": "diff tiny-llama tiny.gguf --patch tiny.patch --force",
     "folded": "ls lightning.ckpt",
     "crossing": "convert tiny-llama out.gguf --quant Q4_K_M --dry-run",
     "back": "convert tiny.gguf out --dry-run",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import weightctl
 from real_files import fetch
+from weightctl.deltas.creating import write_patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,6 +39,13 @@ def _merge_model(path: Path) -> None:
     weightctl.convert(TINY, path, adapters=[FIXTURES / "tiny-adapter"])
 
 
+def _write_patch(path: Path) -> None:
+    with TemporaryDirectory() as folder:
+        _merge_model(Path(folder) / "tuned")
+        _copy_model(Path(folder) / "model")
+        write_patch(Path(folder) / "model", Path(folder) / "tuned", path)
+
+
 def _link_real_model(path: Path) -> None:
     (file,) = fetch("smollm2").glob("*.gguf")
     path.symlink_to(file)
@@ -53,6 +61,7 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "model.gguf": _convert_model,
     "adapter": _copy_adapter,
     "tuned": _merge_model,
+    "tuned.patch": _write_patch,
     "model-q8.gguf": lambda path: _convert_model(path, "Q8_0"),
     "smollm2.gguf": _link_real_model,
     "training.pt": _copies("training.pt"),

@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "stat": "weightctl.cli.stat:app",
     "show": "weightctl.cli.show:app",
     "diff": "weightctl.cli.diff:app",
+    "apply": "weightctl.cli.apply:app",
     "convert": "weightctl.cli.convert:app",
     "imatrix": "weightctl.cli.imatrix:app",
     "merge": "weightctl.cli.merge:app",

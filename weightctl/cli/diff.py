@@ -21,14 +21,17 @@ from weightctl.cli.listing import LONG, hash_tensors
 from weightctl.cli.options import (
     Anonymous,
     Exclude,
+    Force,
     Include,
     Json,
     Quiet,
     examples,
     exit_codes,
     locate,
+    locate_local,
 )
 from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.patches import patch_document, save_patch, summarize_patch
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
@@ -52,13 +55,16 @@ app = typer.Typer(add_completion=False)
 @app.command(
     epilog="\n\n".join(
         [
-            exit_codes("no differences were found", "differences were found"),
+            exit_codes(
+                "no differences were found, or --patch wrote a patch", "differences were found"
+            ),
             examples(
                 [
                     "weightctl diff model/ model/model.safetensors",
                     "weightctl diff model/ copy/ --hash",
                     "weightctl diff model/ model.gguf --values",
                     "weightctl diff -q --hash model/ copy/ && echo same",
+                    "weightctl diff model/ copy/ --patch copy.patch",
                 ]
             ),
         ]
@@ -95,6 +101,17 @@ def diff(
             "listed first.",
         ),
     ] = False,
+    patch: Annotated[
+        str | None,
+        typer.Option(
+            "--patch",
+            metavar="FILE",
+            help="Write everything that changed to FILE, from which `weightctl apply A FILE OUT` "
+            "restores the files of B byte for byte.",
+            callback=locate_local,
+        ),
+    ] = None,
+    force: Force = False,
     anonymous: Anonymous = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -106,11 +123,9 @@ def diff(
     model family. Metadata is not compared.
     """
     del anonymous  # its callback has taken effect
-    if hashes and values:
-        raise WeightctlError(
-            "--hash compares bytes and --values compares values, so they cannot be used together",
-            hint="use --values if the encodings differ, and --hash otherwise",
-        )
+    _refuse_combinations(
+        hashes=hashes, values=values, is_part=bool(include or exclude), has_patch=patch is not None
+    )
     ours, theirs = (_open(path, include or (), exclude or ()) for path in (first, second))
     if (include or exclude) and not ours.entries and not theirs.entries:
         raise WeightctlError(
@@ -119,10 +134,18 @@ def diff(
         )
     if not quiet:
         _show_notes(ours, theirs)
+    written = None
+    if patch is not None:
+        written = save_patch(first, second, patch, force=force, quiet=quiet)
+        if not as_json:
+            if not quiet:
+                summarize_patch(written)
+            return
     found = _compare(ours, theirs, (first, second), hashes=hashes, values=values, quiet=quiet)
     if as_json:
         compared = "values" if values else "bytes" if hashes else ""
         made = _document((first, ours), (second, theirs), found, compared) | document_network()
+        made["patch"] = None if written is None else patch_document(written)
         show_text(json.dumps(made) + "\n")
     elif not quiet:
         titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
@@ -134,8 +157,23 @@ def diff(
             "A and B have no tensor name in common; different naming conventions are paired only "
             "if the model family is supported and config.json is present"
         )
-    if found.differences:
+    if found.differences and written is None:
         raise typer.Exit(1)
+
+
+def _refuse_combinations(*, hashes: bool, values: bool, is_part: bool, has_patch: bool) -> None:
+    """Raise `WeightctlError` for options that cannot be used together."""
+    if hashes and values:
+        raise WeightctlError(
+            "--hash compares bytes and --values compares values, so they cannot be used together",
+            hint="use --values if the encodings differ, and --hash otherwise",
+        )
+    if has_patch and (hashes or values or is_part):
+        raise WeightctlError(
+            "--patch always compares all bytes of all tensors and other files, so it cannot be "
+            "used together with --hash, --values, --include or --exclude",
+            hint="remove the other options",
+        )
 
 
 def _open(path: str, include: Sequence[str], exclude: Sequence[str]) -> Contents:

@@ -22,6 +22,10 @@ _DIFF = (
     "`weightctl diff MODEL OTHER` compares shapes and types; `weightctl verify MODEL --against "
     "OTHER` compares values"
 )
+_PATCH = (
+    "`weightctl diff MODEL OTHER --patch FILE` writes what changed; `weightctl apply MODEL "
+    "PATCH OUT` restores OTHER"
+)
 _VERIFY = "`weightctl verify MODEL` checks that a checkpoint works"
 _CONVERT = "`weightctl convert MODEL OUT` writes another format or type"
 _QUANTIZE = "`weightctl convert MODEL OUT.gguf --quant Q4_K_M` quantizes"
@@ -52,14 +56,15 @@ _MEANINGS: dict[str, str] = {
     **dict.fromkeys(("meta", "metadata", "header", "config"), _META),
     **dict.fromkeys(("hash", "sha256", "checksum", "digest"), _HASH),
     **dict.fromkeys(("scan", "audit", "pickle", "security"), _SCAN),
-    **dict.fromkeys(("compare", "cmp", "delta"), _DIFF),
+    **dict.fromkeys(("compare", "cmp"), _DIFF),
+    **dict.fromkeys(("patch", "delta", "restore"), _PATCH),
     **dict.fromkeys(("validate", "test", "eval", "perplexity", "ppl"), _VERIFY),
     **dict.fromkeys(("lint", "fix", "repair", "doctor"), _CHECK),
     **dict.fromkeys(("export", "import", "transform", "cast", "save", "copy", "cp"), _CONVERT),
     **dict.fromkeys(("quantize", "quantise", "quant", "compress"), _QUANTIZE),
     **dict.fromkeys(("dequantize", "dequantise", "dequant"), _DEQUANTIZE),
     **dict.fromkeys(("rename", "mv", "map"), _RENAME),
-    **dict.fromkeys(("set", "unset", "modify", "patch"), _EDIT),
+    **dict.fromkeys(("set", "unset", "modify"), _EDIT),
     **dict.fromkeys(
         ("gather", "join", "combine", "consolidate", "unshard", "concat"), _JOIN
     ),

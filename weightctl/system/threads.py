@@ -73,12 +73,17 @@ class Memory(local):
 
 @contextmanager
 def map_in_threads(
-    make: Callable[[_Item, Event], _Made], items: Iterable[_Item], *, threads: int | None = None
+    make: Callable[[_Item, Event], _Made],
+    items: Iterable[_Item],
+    *,
+    threads: int | None = None,
+    ahead: int = _AHEAD,
 ) -> Generator[Iterator[_Made]]:
     """Yield an iterator over `make(item, event)` for each item, in the order of the items.
 
-    The calls run in `threads` threads, by default one for each core, at most 16. The event is set
-    when the results are no longer needed: at the end of the block, after an error, or after Ctrl-C.
+    The calls run in `threads` threads, by default one for each core, at most 16; each has `ahead`
+    items at the same time, whose results are kept until they are taken. The event is set when the
+    results are no longer needed: at the end of the block, after an error, or after Ctrl-C.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow, and few commands need it
 
@@ -90,7 +95,7 @@ def map_in_threads(
     count = threads or min(os.cpu_count() or 1, _MOST)
     with ThreadPoolExecutor(count) as pool:
         try:
-            yield _in_order(pool, make_item, items, count * _AHEAD)
+            yield _in_order(pool, make_item, items, count * ahead)
         finally:
             ended.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,109 @@
+"""`weightctl apply`: restore a checkpoint from another one and a patch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weightctl.cli.costs import document_network
+from weightctl.cli.listing import LONG
+from weightctl.cli.options import (
+    Anonymous,
+    Force,
+    Json,
+    Quiet,
+    examples,
+    exit_codes,
+    locate,
+    locate_local,
+)
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import Cell, show_lines, show_text
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import pluralize
+
+if TYPE_CHECKING:
+    from weightctl.deltas.applying import RestoredFile
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(
+    epilog="\n\n".join(
+        [
+            exit_codes("the files were restored"),
+            examples(
+                [
+                    "weightctl apply model/ tuned.patch restored/",
+                    "weightctl apply model/ tuned.patch restored/ --force --json",
+                    "weightctl apply -q model/ tuned.patch other/ && weightctl ls other/",
+                ]
+            ),
+        ]
+    )
+)
+def apply(
+    *,
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="The checkpoint that the patch was made from: the first one (A) of `weightctl "
+            "diff --patch`.",
+            callback=locate,
+        ),
+    ],
+    patch: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATCH", help="The file that `weightctl diff --patch` wrote.", callback=locate
+        ),
+    ],
+    out: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT",
+            help="The file or directory to write: a directory if the second checkpoint (B) was "
+            "one.",
+            callback=locate_local,
+        ),
+    ],
+    force: Force = False,
+    anonymous: Anonymous = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Restore the files of a checkpoint byte for byte, from an older checkpoint and a patch.
+
+    All bytes that are read from MODEL, and all files that are written, are compared with the
+    SHA-256 in the patch. If one differs, nothing is written.
+    """
+    del anonymous  # its callback has taken effect
+    # This import loads NumPy and zstd.
+    from weightctl.deltas.applying import apply_patch, count_restored_bytes
+
+    total = count_restored_bytes(patch)
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
+        made = apply_patch(base, patch, out, force=force, progress=advance)
+    if as_json:
+        show_text(json.dumps(_document(base, patch, out, made) | document_network()) + "\n")
+    elif not quiet:
+        size = format_size(sum(each.nbytes for each in made))
+        files = pluralize(len(made), "file")
+        show_lines([[Cell(f"{out}: {files}, {size}, SHA-256 as in the patch")]])
+
+
+def _document(base: str, patch: str, out: str, made: list[RestoredFile]) -> dict[str, Any]:
+    """Return the result as JSON, according to `schemas/apply.json` in the package."""
+    return {
+        "base": base,
+        "patch": patch,
+        "output": out,
+        "files": [
+            {"path": each.path, "bytes": each.nbytes, "sha256": each.sha256} for each in made
+        ],
+    }
