@@ -47,6 +47,7 @@ LAYERS = (
     ("driver", "formats"),
     ("schemes", "values"),
     ("families",),
+    ("fitting",),
     ("graph",),
     ("nn",),
     ("nn.models",),
