@@ -279,8 +279,8 @@ class _TypeSearch:
         if limit > 0:
             return limit
         raise ConversionError(
-            f"{budget.option} is too little: with a context of {options.context:,} tokens, the KV cache "
-            f"takes {format_size(estimate.cache)} and the compute buffers "
+            f"{budget.option} is too little: with a context of {options.context:,} tokens, the KV "
+            f"cache takes {format_size(estimate.cache)} and the compute buffers "
             f"{format_size(estimate.compute)}",
             hint="use a larger memory, a smaller --context, or --kv-type q8_0",
         )
