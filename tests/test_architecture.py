@@ -47,7 +47,6 @@ LAYERS = (
     ("driver", "formats"),
     ("schemes", "values"),
     ("families",),
-    ("fitting",),
     ("graph",),
     ("nn",),
     ("nn.models",),

@@ -53,7 +53,7 @@ def test_the_document_has_the_estimate(tiny_llama: Path, weightctl: Run) -> None
 def test_a_larger_memory_holds_at_least_as_many_layers(tiny_llama: Path) -> None:
     from weightctl import open_weights
     from weightctl.families import recognize
-    from weightctl.fitting import MemoryOptions, estimate_memory
+    from weightctl.families.memory import MemoryOptions, estimate_memory
 
     found = estimate_memory(recognize(open_weights(tiny_llama)), MemoryOptions.of(4096))
     fitting = [found.fit(memory).gpu_layers for memory in range(0, 30_000_000, 500_000)]

@@ -14,12 +14,12 @@ import weightctl
 from family_cases import make_checkpoint
 from llama_memory import measure_memory
 from weightctl.families import recognize
-from weightctl.fitting import MemoryOptions, estimate_memory
+from weightctl.families.memory import MemoryOptions, estimate_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.fitting import MemoryEstimate
+    from weightctl.families.memory import MemoryEstimate
 
 CONTEXT = 4096
 # The kinds of caches of a model of each family.

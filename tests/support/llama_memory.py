@@ -17,7 +17,7 @@ __all__ = ["LlamaMemory", "measure_memory"]
 _MIB = 1 << 20
 _BATCH = 512
 # The places of values in the record of a context, as in `libllama.py`, and what they are there.
-_CONTEXT, _THREADS, _TYPES = 0, (7, 8), (26, 27)
+_CONTEXT, _OUTPUTS, _THREADS, _TYPES = 0, (5, 6), (7, 8), (26, 27)
 _FLAGS, _MORE_FLAGS = 34, 35
 _ALL_WINDOWS = 1
 _CACHES = ("KV", "RS", "state")
@@ -80,7 +80,7 @@ def _main(path: str, context: str, kv_type: str) -> None:
     assert flags == (0x01010100, _ALL_WINDOWS), "the record of a context has another layout"
     params.words[_MORE_FLAGS] = 0
     params.words[_CONTEXT] = int(context)
-    for place in _THREADS:
+    for place in (*_OUTPUTS, *_THREADS):
         params.words[place] = 1
     for place in _TYPES:
         params.words[place] = _NUMBERS[kv_type]
@@ -93,7 +93,7 @@ def _main(path: str, context: str, kv_type: str) -> None:
         batch.position[place] = place
         batch.sequences[place] = 1
         batch.sequence[place][0] = 0
-        batch.wanted[place] = True
+        batch.wanted[place] = place == _BATCH - 1
     assert library.llama_decode(made, batch) == 0
     print(_read_resident() - before)
 

@@ -14,9 +14,9 @@ from weightctl.budget.texts import make_calibration, make_held_out
 from weightctl.budget.view import view_plan
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.families.memory.caches import MemoryOptions
+from weightctl.families.memory.estimate import estimate_memory
 from weightctl.families.model import ARCHITECTURE
-from weightctl.fitting.caches import MemoryOptions
-from weightctl.fitting.estimate import estimate_memory
 from weightctl.plan.metadata import Setting
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_names import type_named

@@ -13,7 +13,7 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.fitting.estimate import FittingLayers, MemoryEstimate
+    from weightctl.families.memory.estimate import FittingLayers, MemoryEstimate
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["FitResult", "ListContext", "ListFit", "ListKvType", "find_fit"]
@@ -113,7 +113,7 @@ class FitResult(NamedTuple):
 
     def list_rows(self) -> Iterator[Sequence[Cell]]:
         """Yield the rows of the table: what needs how much memory."""
-        from weightctl.fitting.caches import CACHE_KINDS
+        from weightctl.families.memory.caches import CACHE_KINDS
 
         estimate, options = self.estimate, self.estimate.options
         yield _row("weights", estimate.weights - estimate.embedding)
@@ -143,9 +143,9 @@ def find_fit(
     """
     if given is None:
         return None
+    from weightctl.families.memory.caches import MemoryOptions
+    from weightctl.families.memory.estimate import estimate_memory
     from weightctl.families.recognition import recognize
-    from weightctl.fitting.caches import MemoryOptions
-    from weightctl.fitting.estimate import estimate_memory
 
     memory = parse_size(given)
     model = recognize(weights)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.memory.buffers import estimate_compute
+from weightctl.families.memory.caches import list_caches
 from weightctl.families.names import split_layer_number
-from weightctl.fitting.buffers import estimate_compute
-from weightctl.fitting.caches import list_caches
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.fitting.caches import CacheKind, LayerCache, MemoryOptions
+    from weightctl.families.memory.caches import CacheKind, LayerCache, MemoryOptions
 
 __all__ = ["FittingLayers", "KindTotal", "MemoryEstimate", "estimate_memory", "find_overhead"]
 

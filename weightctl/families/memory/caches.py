@@ -58,11 +58,13 @@ class MemoryOptions(NamedTuple):
     """How a model is run: the context in tokens, the type of the KV cache, and the batch.
 
     `batch` is the number of tokens that are computed at a time: llama.cpp's `--ubatch-size`.
+    `outputs` is the number of these tokens that get logits.
     """
 
     context: int
     kv_type: Encoding = ENCODINGS["F16"]
     batch: int = 512
+    outputs: int = 1
 
     @classmethod
     def of(cls, context: int, kv_type: str = "F16") -> MemoryOptions:
@@ -127,15 +129,15 @@ def list_caches(model: RecognizedModel, options: MemoryOptions) -> list[LayerCac
     return [
         each
         for layer in range(config.layers)
-        for each in _of_layer(model.family, config, layer, options)
+        for each in _list_of_layer(model.family, config, layer, options)
     ]
 
 
-def _of_layer(
+def _list_of_layer(
     family: Family, config: DecoderConfig, layer: int, options: MemoryOptions
 ) -> Iterator[LayerCache]:
     if isinstance(config, CompressedConfig):
-        yield from _compressed(config, layer, options)
+        yield from _list_compressed(config, layer, options)
         return
     state = _count_state(config, layer)
     if state:
@@ -194,7 +196,7 @@ def _count_state(config: DecoderConfig, layer: int) -> int:
     return 0
 
 
-def _compressed(
+def _list_compressed(
     config: CompressedConfig, layer: int, options: MemoryOptions
 ) -> Iterator[LayerCache]:
     """Yield what a layer of DeepSeek-V4 stores: keys of a window, and compressed keys.

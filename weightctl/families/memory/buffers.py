@@ -1,9 +1,10 @@
 """The compute buffers of llama.cpp: activations, attention masks and logits.
 
-llama.cpp reserves them for a batch of tokens that all have logits. Its allocator gives the memory
-of a tensor that is no longer needed to later ones, so that the size follows from the part of the
-model that needs the most. The numbers of vectors below are what llama.cpp's `sched_reserve` printed
-for small models in which one width was large.
+llama.cpp reserves them for a batch of tokens. llama-server computes the logits of one token of each
+sequence in it (`n_outputs_max`); other programs may reserve those of all tokens. The allocator
+gives the memory of a tensor that is no longer needed to later ones, so that the size follows from
+the part of the model that needs the most. The numbers of vectors below are what llama.cpp's
+`sched_reserve` printed for small models in which one width was large.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.decoder import DecoderConfig
-    from weightctl.fitting.caches import LayerCache, MemoryOptions
+    from weightctl.families.memory.caches import LayerCache, MemoryOptions
 
 __all__ = ["estimate_compute"]
 
 _FLOAT, _HALF = 4, 2
-# How many vectors of the hidden size are stored beside the widest part, and beside the logits.
-_BESIDE_PART, _BESIDE_LOGITS = 5, 6
+# How many vectors of the hidden size are stored beside the widest part.
+_BESIDE_PART = 5
 # RWKV mixes each token with the one before it, in six ways.
 _RWKV_VECTORS = 15
 
@@ -47,16 +48,14 @@ def estimate_compute(
     widest = max(_find_widest(config, layer) for layer in range(config.layers))
     logits: int = 0 if isinstance(config, EncoderConfig) else config.vocabulary
     scores = max((each.cells for each in caches if each.kind == "indexer"), default=0)
-    widths = (
-        _BESIDE_PART * hidden + widest,
-        _BESIDE_LOGITS * hidden + logits,
-        _BESIDE_PART * hidden + scores,
-    )
+    # Each part alone, beside the vectors that are always stored.
+    parts = (tokens * widest, tokens * scores, options.outputs * (hidden + logits))
+    elements = tokens * (_BESIDE_PART * hidden + inputs) + max(parts)
     # Layers with the same kind of cache share a mask.
     masks = {each.kind: each.cells for each in caches}
     if isinstance(config, EncoderConfig):
         masks = {"gqa": tokens}
-    return tokens * ((max(widths) + inputs) * _FLOAT + sum(masks.values()) * _HALF)
+    return elements * _FLOAT + tokens * sum(masks.values()) * _HALF
 
 
 def _find_widest(config: DecoderConfig, layer: int) -> int:

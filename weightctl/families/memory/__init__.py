@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.fitting.caches import MemoryOptions
-    from weightctl.fitting.estimate import MemoryEstimate, estimate_memory
+    from weightctl.families.memory.caches import MemoryOptions
+    from weightctl.families.memory.estimate import MemoryEstimate, estimate_memory
 
 __all__ = ["MemoryEstimate", "MemoryOptions", "estimate_memory"]
 
 _NAMES = {
-    "MemoryEstimate": "weightctl.fitting.estimate:MemoryEstimate",
-    "MemoryOptions": "weightctl.fitting.caches:MemoryOptions",
-    "estimate_memory": "weightctl.fitting.estimate:estimate_memory",
+    "MemoryEstimate": "weightctl.families.memory.estimate:MemoryEstimate",
+    "MemoryOptions": "weightctl.families.memory.caches:MemoryOptions",
+    "estimate_memory": "weightctl.families.memory.estimate:estimate_memory",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)
