@@ -111,7 +111,8 @@ def make_larger(small: Path, into: Path, changes: dict[str, Any]) -> Path:
     stated = json.loads(config.read_text()) | {"max_position_embeddings": 32768} | changes
     config.write_text(json.dumps(stated))
     kind = transformers.AutoConfig.from_pretrained(directory)
-    model = transformers.AutoModelForCausalLM.from_config(kind, dtype=torch.float16)
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(kind, dtype=torch.float16)
     model.save_pretrained(directory)
     config.write_text(json.dumps(stated))
     weightctl.convert(directory, into / "larger.gguf")
