@@ -72,7 +72,7 @@ def _read_resident() -> int:
 def _main(path: str, context: str, kv_type: str) -> None:
     import libllama
 
-    library: Any = libllama._library()
+    library: Any = libllama.load_library()
     before = _read_resident()
     model = library.llama_model_load_from_file(path.encode(), library.llama_model_default_params())
     params = library.llama_context_default_params()
