@@ -40,14 +40,34 @@ def test_a_budget_gives_a_file_a_recipe_and_a_report(
     assert (refused.returncode, "found.toml exists" in refused.stderr) == (2, True)
 
 
+def test_a_model_for_a_memory_fits_into_it(
+    tiny_llama: Path, tmp_path: Path, weightctl: Run
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out.gguf"
+    text.write_text("The sea was calm, and the wind came from the north.")
+    texts = ("--calibration-file", text, "--text-file", text)
+    memory = ("--fit", "11MB", "--context", "2048", "--kv-type", "q8_0")
+    done = weightctl("convert", tiny_llama, out, *memory, *map(str, texts))
+    assert done.returncode == 0, done.stderr
+    assert "--fit 11MB --context 2048 --kv-type q8_0: " in done.stdout
+    fit = json.loads(weightctl("ls", out, *memory, "--json").stdout)["fit"]
+    assert fit["fits"]
+    assert 10_950_000 <= fit["bytes"] + fit["embedding"] <= 11_000_000
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ("--bpw 4 --size 1MB", "--bpw and --size are both given"),
         ("--bpw 4 --quant Q4_K_M", "--bpw and --quant are both given"),
+        ("--fit 1GB --bpw 4", "--bpw and --fit are both given"),
         ("--max-kld 0.1 --dtype f16", "--max-kld and --dtype are both given"),
         ("--types Q4_K", "--types applies only to a budget"),
         ("--recipe-out found.toml", "--recipe-out applies only to a budget"),
+        ("--context 512", "--context applies only to a budget"),
+        ("--bpw 4 --context 512", "--context and --kv-type apply only to --fit"),
+        ("--fit 1GB --kv-type q9", "q9"),
+        ("--fit 6MB", "the KV cache takes 393 kB and the compute buffers 6.29 MB"),
         ("--bpw 4 --types Q9_K", "Q9_K"),
         ("--bpw 0", "not a positive number"),
         ("--size huge", "huge"),

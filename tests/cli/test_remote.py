@@ -73,6 +73,12 @@ def test_ls_lists_a_url(url: str, weightctl: Run) -> None:
     assert done.stdout.startswith(f"{url}: llama, safetensors\n30 tensors, 1.94 M parameters")
 
 
+def test_ls_estimates_the_memory_of_a_model_at_a_url(url: str, weightctl: Run) -> None:
+    done = weightctl("ls", url, "--fit", "1GB", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fits into 1GB with a context of 512 tokens\n")
+
+
 def test_diff_compares_a_url_with_a_path(url: str, weightctl: Run, tiny_llama: Path) -> None:
     done = weightctl("diff", url, tiny_llama, "--hash")
     assert done.returncode == 0, done.stdout + done.stderr

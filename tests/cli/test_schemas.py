@@ -36,6 +36,7 @@ ASKED = {
         "training.pt small --hash",
         "training.pt --meta",
         "training.pt small --scan",
+        "tiny-llama awq --fit 1GB --context 2048",
         "--families",
     ),
     "stat": (
@@ -172,9 +173,9 @@ def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> Non
     found = schema(name)
     for described in objects(found):
         assert described["additionalProperties"] is False
-        # Network traffic, a pull request, workers, a budget and the file of a tower are described
-        # only if there were any.
-        optional = {"budget", "mmproj", "network", "pull_request", "workers"}
+        # Network traffic, a pull request, workers, a budget, a memory and the file of a tower are
+        # described only if there were any.
+        optional = {"budget", "fit", "mmproj", "network", "pull_request", "workers"}
         assert set(described["required"]) == set(described["properties"]) - optional
         for property_schema in described["properties"].values():
             reference = property_schema.get("$ref", "#").rpartition("/")[2]

@@ -46,7 +46,8 @@ class _Batch(ctypes.Structure):
     )
 
 
-def _library() -> Any:
+def load_library() -> Any:
+    """Return the library, with the types of the functions that are used here."""
     spec = find_spec("xllamacpp")
     assert spec is not None
     assert spec.origin is not None
@@ -111,7 +112,7 @@ class Model:
         threads: int = 1,
         adapter: str = "",
     ) -> None:
-        self._lib = _library()
+        self._lib = load_library()
         params = self._lib.llama_model_default_params()
         params.words[_ONLY_VOCABULARY] |= only_vocabulary  # the lowest byte is the flag
         self._model = self._lib.llama_model_load_from_file(path.encode(), params)

@@ -14,6 +14,8 @@ from weightctl.budget.texts import make_calibration, make_held_out
 from weightctl.budget.view import view_plan
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.families.memory.caches import MemoryOptions
+from weightctl.families.memory.estimate import estimate_memory
 from weightctl.families.model import ARCHITECTURE
 from weightctl.plan.metadata import Setting
 from weightctl.plan.recipe_lines import Recipe
@@ -53,16 +55,22 @@ _ALIGNMENT = 32
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationBudget:
-    """What a quantized model may have: bits per weight, bytes of the files, or divergence in nats.
+    """What a quantized model may have.
 
-    Exactly one of the three is given. `types` are the types to choose from. Tensors of one layer
-    whose names contain the regular expression `same_type` get the same type. Sensitivities are
-    measured on `calibration`, and the result on `text`; by default, these are two built-in texts.
+    Exactly one limit is given: `bits` per weight, `size` in bytes of the files, `divergence` in
+    nats, or the `memory` in which llama.cpp runs the model. The latter is for a `context` in tokens
+    (None for the context length of the model) and a KV cache of the type `kv_type` (None for F16).
+    `types` are the types to choose from. Tensors of one layer whose names contain the regular
+    expression `same_type` get the same type. Sensitivities are measured on `calibration`, and the
+    result on `text`; by default, these are two built-in texts.
     """
 
     bits: float | None = None
     size: int | str | None = None
     divergence: float | None = None
+    memory: int | str | None = None
+    context: int | None = None
+    kv_type: str | None = None
     types: Sequence[str] = DEFAULT_TYPES
     same_type: str | None = None
     text: str | None = None
@@ -71,18 +79,27 @@ class QuantizationBudget:
     @property
     def option(self) -> str:
         """The budget as an option of `weightctl convert`."""
-        given = {"--bpw": self.bits, "--size": self.size, "--max-kld": self.divergence}
+        given = {
+            "--bpw": self.bits, "--size": self.size, "--max-kld": self.divergence,
+            "--fit": self.memory, "--context": self.context, "--kv-type": self.kv_type,
+        }  # fmt: skip
         return " ".join(f"{name} {each}" for name, each in given.items() if each is not None)
 
     def check(self) -> None:
         """Raise `ConversionError` if not one positive limit is given, or for an invalid pattern."""
-        given = [each for each in (self.bits, self.size, self.divergence) if each is not None]
-        if len(given) != 1:
+        limits = (self.bits, self.size, self.divergence, self.memory)
+        if sum(each is not None for each in limits) != 1:
             raise ConversionError(
                 "a budget has exactly one limit",
-                hint="use one of --bpw, --size and --max-kld (bits, size and divergence in Python)",
+                hint="use one of --bpw, --size, --max-kld and --fit (bits, size, divergence and "
+                "memory in Python)",
             )
-        for each in (self.bits, self.divergence, self.nbytes):
+        if self.memory is None and (self.context is not None or self.kv_type is not None):
+            raise ConversionError(
+                "--context and --kv-type apply only to --fit", hint="leave them out, or use --fit"
+            )
+        self.make_options(1)
+        for each in (self.bits, self.divergence, self.nbytes, self.memory_bytes):
             if each is not None and not 0 < each < float("inf"):
                 raise ConversionError(
                     f"`{self.option}` is not a positive number", hint="for example --bpw 4.5"
@@ -94,6 +111,18 @@ class QuantizationBudget:
     def nbytes(self) -> int | None:
         """The size in bytes; raises `WeightctlError` if it is not a size."""
         return parse_size(self.size) if isinstance(self.size, str) else self.size
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory in bytes; raises `WeightctlError` if it is not a size."""
+        return parse_size(self.memory) if isinstance(self.memory, str) else self.memory
+
+    def make_options(self, context: int) -> MemoryOptions:
+        """Return how the model is run in the memory; `context` is the context length of the model.
+
+        Raises `WeightctlError` if the context or the type of the KV cache is invalid.
+        """
+        return MemoryOptions.of(self.context or context, self.kv_type or "F16")
 
     @property
     def encodings(self) -> list[Encoding]:
@@ -236,8 +265,25 @@ class _TypeSearch:
         """Return the bytes that all tensors may take; None if the divergence is limited."""
         if self._budget.bits is not None:
             return int(self._budget.bits * self._weights / 8)
+        if self._budget.memory is not None:
+            return self._find_memory_limit()
         size = self._budget.nbytes
         return None if size is None else size - beside
+
+    def _find_memory_limit(self) -> int:
+        """Return the bytes of all tensors with which the model fits into the memory."""
+        budget, model = self._budget, self._running.checkpoint
+        options = budget.make_options(model.config.context)
+        estimate = estimate_memory(model, options)
+        limit = estimate.find_weights_limit(budget.memory_bytes or 0)
+        if limit > 0:
+            return limit
+        raise ConversionError(
+            f"{budget.option} is too little: with a context of {options.context:,} tokens, the KV "
+            f"cache takes {format_size(estimate.cache)} and the compute buffers "
+            f"{format_size(estimate.compute)}",
+            hint="use a larger memory, a smaller --context, or --kv-type q8_0",
+        )
 
     def _assign(self, limit: int) -> _Assignment:
         """Return the best types within `limit` bytes for all tensors."""

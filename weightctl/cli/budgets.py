@@ -21,8 +21,10 @@ __all__ = [
     "write_recipe",
 ]
 
-_LIMITS = {"bpw": "--bpw", "size": "--size", "max_kld": "--max-kld"}
+_LIMITS = {"bpw": "--bpw", "size": "--size", "max_kld": "--max-kld", "fit": "--fit"}
 _FURTHER = {
+    "context": "--context",
+    "kv_type": "--kv-type",
     "types": "--types",
     "same_type": "--same-type",
     "text_file": "--text-file",
@@ -72,6 +74,9 @@ def plan_to_budget(
         bits=given["bpw"],
         size=given["size"],
         divergence=given["max_kld"],
+        memory=given["fit"],
+        context=given["context"],
+        kv_type=given["kv_type"],
         types=types,
         same_type=given["same_type"],
         text=texts[0],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli.fitted import ListContext, ListFit, ListKvType, find_fit
+from weightctl.cli.list_choices import ListChoices
 from weightctl.cli.options import (
     Anonymous,
     Exclude,
@@ -30,37 +32,14 @@ from weightctl.text.wording import pluralize, printable
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from weightctl.cli.contents import Contents
+    from weightctl.cli.fitted import FitResult
     from weightctl.storage.traffic import TrafficCounts
     from weightctl.weights.tree import Checkpoint
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
-
-
-class _Asked(NamedTuple):
-    """The options of a run; `meta` is empty if --meta has no key, and None without --meta."""
-
-    depth: int | None
-    flat: bool
-    details: bool
-    hashes: bool
-    sort: Sort | None
-    include: Sequence[str]
-    exclude: Sequence[str]
-    meta: str | None
-    as_json: bool
-    quiet: bool
-    several: bool
-    scan: bool
-    values: bool
-
-    @property
-    def is_flat(self) -> bool:
-        return self.flat or self.details or self.hashes or self.sort is not None
 
 
 _JSON = "--json"
@@ -97,7 +76,8 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
         [
             exit_codes(
                 "every checkpoint was listed; with --scan, there were no findings",
-                "--scan found dangerous or unknown globals, or data that it cannot scan",
+                "--scan found dangerous or unknown globals, or data that it cannot scan; with "
+                "--fit, a model does not fit",
             ),
             examples(
                 [
@@ -111,6 +91,8 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
                     "weightctl ls checkpoint.pt --values",
                     "weightctl ls checkpoint.pt --scan",
                     "weightctl ls checkpoint.pt --scan -v --allow 'mylib.*'",
+                    "weightctl ls model.gguf --fit 24GiB --context 8192",
+                    "weightctl ls model/ --fit 24GiB --kv-type q8_0",
                     "weightctl ls model/ --json",
                     "weightctl ls --families",
                 ]
@@ -199,6 +181,9 @@ def ls(
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
     ] = False,
+    fit: ListFit = None,
+    context: ListContext = None,
+    kv_type: ListKvType = None,
     anonymous: Anonymous = False,
     families: Annotated[
         bool,
@@ -224,24 +209,24 @@ def ls(
             "-v, --allow, --allow-file, --sarif and --force can only be used with --scan",
             hint="add --scan, or leave out these options",
         )
-    asked = _Asked(
+    asked = ListChoices(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
-        len(paths) > 1, scan, values,
+        len(paths) > 1, scan, values, fit, context, kv_type,
     )  # fmt: skip
-    _refuse_contradictions(asked)
+    asked.check()
     if scan:
         from weightctl.cli.scanned import ScanChoices, scan_paths
 
         choices = ScanChoices(as_json, quiet, verbose, allow or (), allow_file, sarif, force)
         raise typer.Exit(scan_paths(paths, choices))
-    shown = 0
+    shown, fits = 0, True
     for path in paths:
         try:
             before = TRAFFIC.counts
             weights = open_weights(path, source, partial=True)
             if shown and not as_json and not meta:
                 show_lines([[]])
-            _show(path, weights, asked, before)
+            fits &= _show(path, weights, asked, before)
             shown += 1
         except OutputError:
             raise
@@ -251,43 +236,18 @@ def ls(
             complain(error)
     if shown < len(paths):
         raise typer.Exit(2)
+    if not fits:
+        raise typer.Exit(1)
 
 
-def _refuse_contradictions(asked: _Asked) -> None:
-    others = (
-        asked.is_flat, asked.depth, asked.meta is not None, asked.include, asked.exclude,
-        asked.values,
-    )  # fmt: skip
-    if asked.scan and any(others):
-        raise WeightctlError(
-            "--scan lists the globals of pickles, not tensors: it cannot be combined with --depth, "
-            "--flat, -l, --sort, --hash, --meta, --values, --include or --exclude",
-            hint="leave out --scan, or the other options",
-        )
-    if asked.depth is not None and asked.is_flat:
-        raise WeightctlError(
-            "--depth cannot be combined with --flat, -l, --sort or --hash: they show a list, not "
-            "a tree",
-            hint="leave out --depth, or the other options",
-        )
-    if asked.values and (asked.is_flat or asked.meta is not None):
-        raise WeightctlError(
-            "--values cannot be combined with --flat, -l, --sort, --hash or --meta: they show a "
-            "list, not a tree",
-            hint="leave out --values, or the other options",
-        )
-    if asked.meta is not None and asked.is_flat and (asked.meta or not asked.as_json):
-        raise WeightctlError(
-            "--meta shows metadata, but --flat, -l, --sort and --hash list tensors",
-            hint="leave out --flat, -l, --sort and --hash",
-        )
-
-
-def _show(path: str, weights: Checkpoint, asked: _Asked, before: TrafficCounts) -> None:
+def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCounts) -> bool:
+    """Show a checkpoint; return False if it does not fit into the memory of --fit."""
     if asked.meta:
         _show_value(path, weights, asked)
-        return
+        return True
     from weightctl.cli.contents import Contents
+
+    fit = find_fit(weights, asked.fit, asked.context, asked.kv_type)
 
     contents = Contents(weights, asked.include, asked.exclude)
     for text in weights.header.warnings:
@@ -298,16 +258,28 @@ def _show(path: str, weights: Checkpoint, asked: _Asked, before: TrafficCounts) 
         if contents.count and not (contents.entries or contents.tensors or contents.leaves):
             note(f"{path}: none of the {contents.count} tensors matches --include and --exclude")
     if asked.as_json:
-        _show_json(path, contents, asked, before)
+        _show_json(path, contents, asked, before, fit)
+    elif fit is not None:
+        _show_fit(path, contents, asked, fit)
     elif asked.meta is not None:
         _show_metadata(path, contents, asked)
     elif asked.is_flat:
         _show_flat(path, contents, asked)
     else:
         _show_tree(path, contents, asked)
+    return fit is None or fit.fits
 
 
-def _show_value(path: str, weights: Checkpoint, asked: _Asked) -> None:
+def _show_fit(path: str, contents: Contents, asked: ListChoices, fit: FitResult) -> None:
+    from weightctl.cli.overview import summary
+
+    if not asked.quiet:
+        show_lines([*summary(path, contents), []])
+    show_lines(fit.list_lines())
+    show_table(fit.list_rows())
+
+
+def _show_value(path: str, weights: Checkpoint, asked: ListChoices) -> None:
     from weightctl.cli.metadata import find, show_value
 
     value = find(header_of(weights).metadata, asked.meta or "", path)
@@ -319,7 +291,7 @@ def _show_value(path: str, weights: Checkpoint, asked: _Asked) -> None:
         show_value(value)
 
 
-def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
+def _show_metadata(path: str, contents: Contents, asked: ListChoices) -> None:
     from weightctl.cli.metadata import show_metadata
     from weightctl.cli.overview import summary
 
@@ -331,7 +303,9 @@ def _show_metadata(path: str, contents: Contents, asked: _Asked) -> None:
     show_metadata(metadata)
 
 
-def _show_json(path: str, contents: Contents, asked: _Asked, before: TrafficCounts) -> None:
+def _show_json(
+    path: str, contents: Contents, asked: ListChoices, before: TrafficCounts, fit: FitResult | None
+) -> None:
     from weightctl.cli.costs import document_network
     from weightctl.cli.document import document
     from weightctl.cli.listing import hash_tensors, sort_names
@@ -343,10 +317,12 @@ def _show_json(path: str, contents: Contents, asked: _Asked, before: TrafficCoun
         digests=hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None,
         whole_metadata=asked.meta is not None,
     )
+    if fit is not None:
+        made["fit"] = fit.document
     show_text(json.dumps(made | document_network(before)) + "\n")
 
 
-def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:
+def _show_flat(path: str, contents: Contents, asked: ListChoices) -> None:
     from weightctl.cli.listing import equals, hash_tensors, rows, sort_names
 
     names = sort_names(contents, asked.sort)
@@ -363,7 +339,7 @@ def _show_flat(path: str, contents: Contents, asked: _Asked) -> None:
         note(f"{pluralize(len(equal), 'tensor')} {verb} the same bytes as another (=)")
 
 
-def _show_tree(path: str, contents: Contents, asked: _Asked) -> None:
+def _show_tree(path: str, contents: Contents, asked: ListChoices) -> None:
     from weightctl.cli.overview import FoldedValues, list_shown, summary, tree_rows
 
     shown = list_shown(contents, with_values=asked.values)

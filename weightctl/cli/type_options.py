@@ -18,8 +18,11 @@ from weightctl.schemes import WRITTEN
 __all__ = [
     "Bpw",
     "CalibrationFile",
+    "Context",
     "Dtype",
+    "Fit",
     "Imatrix",
+    "KvType",
     "MaxKld",
     "Quant",
     "RecipeOut",
@@ -107,6 +110,35 @@ MaxKld = Annotated[
         metavar="NATS",
         help="The same, for the smallest file whose mean KL divergence from MODEL is at most NATS, "
         "measured on the text of --text-file.",
+        rich_help_panel=_BUDGET,
+    ),
+]
+Fit = Annotated[
+    str | None,
+    typer.Option(
+        "--fit",
+        metavar="SIZE",
+        help="The same, for a model that llama.cpp can run in a memory of SIZE, such as 24GiB, "
+        "with its KV cache and buffers.",
+        rich_help_panel=_BUDGET,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="N",
+        min=1,
+        help="With --fit, for a context of N tokens. [default: the context length of the model]",
+        rich_help_panel=_BUDGET,
+    ),
+]
+KvType = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-type",
+        metavar="TYPE",
+        help="With --fit, for a KV cache of TYPE, such as q8_0. [default: f16]",
         rich_help_panel=_BUDGET,
     ),
 ]
