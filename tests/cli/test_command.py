@@ -43,8 +43,7 @@ def test_a_misspelled_command_suggests_the_right_one(weightctl: Run) -> None:
         "error: `lss` is neither a command nor an existing file\n"
         "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, apply, convert, "
         "imatrix, merge, extract, shard, edit, check, verify, tasks; "
-        "`weightctl --help` describes them
-"
+        "`weightctl --help` describes them\n"
     )
 
 

@@ -90,7 +90,7 @@ def test_every_command_lists_its_exit_codes(weightctl: Run) -> None:
     for name in BEFORE:
         codes = help_of(weightctl, name).partition("\nExit codes:\n")[2]
         listed = re.findall(r"^  (\d+) ", codes, re.MULTILINE)
-        with_findings = name in {"", "ls", "diff", "verify"}
+        with_findings = name in {"", "ls", "diff", "check", "verify"}
         assert listed == ["0", *(["1"] if with_findings else []), "2", "130"]
 
 

@@ -67,7 +67,7 @@ def test_options_of_convert_are_those_of_tasks_except_budgets() -> None:
     # A budget is found by running the model, and tasks only read headers.
     budgets = {
         "--bpw", "--size", "--max-kld", "--types", "--same-type", "--text-file",
-        "--calibration-file", "--recipe-out",
+        "--calibration-file", "--recipe-out", "--fit", "--context", "--kv-type",
     }  # fmt: skip
     assert options["convert"] - options["tasks"] == budgets
 
