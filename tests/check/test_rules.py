@@ -58,6 +58,16 @@ def test_a_fault_is_found(fault: Any, models: Path, tmp_path: Path) -> None:
         assert os.path.isfile(each.path)
 
 
+def test_a_key_that_tensors_contradict_is_found_in_the_config(models: Path, tmp_path: Path) -> None:
+    path = copied(models / "model", tmp_path)
+    change(path / "config.json", vocab_size=513)
+    of_key, *of_tensors = find("weights-names", path)
+    assert of_key.path.endswith("config.json")
+    assert "`vocab_size` is 513; 512 would fit" in of_key.hint
+    assert of_tensors
+    assert not any(each.hint for each in of_tensors)
+
+
 def copied(path: Path, folder: Path) -> Path:
     if path.is_dir():
         return Path(copytree(path, folder / path.name))

@@ -44,7 +44,7 @@ def test_findings_have_exit_code_1(weightctl: Run, folder: Path) -> None:
     assert done.stdout.splitlines() == [
         "model: 2 findings; --fix corrects 1",
         (
-            "warning: model/config.json: `torch_dtype` is float16, and 100 % of the values are "
+            "warning: model/config.json: `torch_dtype` is float16, and all values are "
             "BF16 [config-dtype]"
         ),
         (
@@ -65,7 +65,7 @@ def test_a_correction_is_printed_and_what_is_left_has_exit_code_1(
     assert done.stdout.splitlines()[:3] == [
         "model: 1 finding fixed in 1 file; 1 left",
         (
-            "fixed: model/config.json: `torch_dtype` is float16, and 100 % of the values are BF16 "
+            "fixed: model/config.json: `torch_dtype` is float16, and all values are BF16 "
             "[config-dtype]"
         ),
         '  torch_dtype = "bfloat16"',

@@ -264,7 +264,7 @@ FAULTS = (
     CheckFault("index-total-size", set_total, "`total_size` is 17", has_fix=True),
     CheckFault("index-total-size", forget_total, "`total_size` is 17", has_fix=True),
     CheckFault("json-readable", break_config, "not a JSON object"),
-    CheckFault("config-dtype", set_dtype, "is float16, and 100 %", has_fix=True),
+    CheckFault("config-dtype", set_dtype, "is float16, and all values", has_fix=True),
     CheckFault("config-quantization", forget_quantization, "is missing, and", "awq"),
     CheckFault("config-quantization", keep_quantization_apart, "is missing", "awq", has_fix=True),
     CheckFault("config-tied-embeddings", drop_output, "is not stored", has_fix=True),

@@ -58,10 +58,11 @@ def find_wrong_dtypes(model: CheckedModel) -> Iterator[RuleFinding]:
         if not encoding or encoding == most or size <= _MOST * total or not right:
             continue
         path = model.locate(CONFIG)
+        share = "all" if size == total else f"{percent(size / total)} of the"
         yield RuleFinding(
             path=path,
             where=".".join(keys),
-            text=f"is {stated}, and {percent(size / total)} of the values are {most}",
+            text=f"is {stated}, and {share} values are {most}",
             changes=(JsonChange(path, keys, right),),
         )
 
