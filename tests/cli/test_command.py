@@ -92,7 +92,9 @@ def test_an_unknown_command_gets_the_nearest_by_meaning_and_the_list(typed: str)
         ("ls a --bogus", "weightctl ls has no option `--bogus`"),
         ("--bogus", "weightctl has no option `--bogus`"),
         ("ls a --sort age", "--sort: 'age' is not one of 'name', 'size', 'offset'"),
-        ("ls a --depth 0", "--depth: 0 is not in the range x>=1"),
+        ("ls a --depth 0", "--depth: 0 is less than 1"),
+        ("ls a --depth one", "--depth: `one` is not an integer"),
+        ("convert a b --bpw x", "--bpw: `x` is not a number"),
         ("ls a --depth", "option '--depth' requires an argument"),
     ],
 )

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         (["--max-shard-size", "some"], "is not a size"),
         (["--max-shard-size", "5"], "`5` has no unit\nhint: write 5GB, 5MiB"),
         (["--max-shard-size", "0GB"], "must be more than 0, not 0GB"),
-        (["--threads", "0"], "is not in the range"),
+        (["--threads", "0"], "0 is less than 1"),
         (["--report", "no/such/place.json"], "does not exist"),
         (["--dtype", "q8_0"], "for block types, use --quant"),
         (["--dtype", "i8"], "cannot be used as the dtype of weights"),

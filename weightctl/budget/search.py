@@ -102,7 +102,8 @@ class QuantizationBudget:
         for each in (self.bits, self.divergence, self.nbytes, self.memory_bytes):
             if each is not None and not 0 < each < float("inf"):
                 raise ConversionError(
-                    f"`{self.option}` is not a positive number", hint="for example --bpw 4.5"
+                    f"`{self.option}` is not a positive number",
+                    hint="use a number above 0, such as --bpw 4.5 or --max-kld 0.02",
                 )
         if self.same_type is not None:
             regular_expression(self.same_type)

@@ -12,6 +12,13 @@ __all__ = ["explain_call_error", "unknown_command_error"]
 
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
 
+# Messages of Typer about values, and what they say here.
+_REWORDED = {
+    r"^'(.*)' is not a valid int(?:eger)?(?: range)?\.?$": r"`\1` is not an integer",
+    r"^'(.*)' is not a valid float(?: range)?\.?$": r"`\1` is not a number",
+    r"^(\S+) is not in the range x>=(\S+?)\.?$": r"\1 is less than \2",
+}
+
 _LIST = "`weightctl ls MODEL` lists what a checkpoint contains"
 _STAT = "`weightctl stat MODEL` prints statistics of the values of tensors"
 _SHOW = "`weightctl show MODEL TENSOR` prints the values of a tensor"
@@ -116,7 +123,14 @@ def explain_call_error(error: Any) -> WeightctlError:
     name = name.strip("[]").removesuffix("...")
     if not error.message:
         return WeightctlError(f"{name} is missing", hint=f"{_usage(ctx)}; {help_hint}")
-    return WeightctlError(f"{name}: {_lower_first(error.message)}", hint=help_hint)
+    return WeightctlError(f"{name}: {_reword(error.message)}", hint=help_hint)
+
+
+def _reword(text: str) -> str:
+    """Return a message of Typer about a value, in the words of the other messages."""
+    for pattern, words in _REWORDED.items():
+        text = re.sub(pattern, words, text)
+    return _lower_first(text)
 
 
 def _lower_first(text: str) -> str:
