@@ -66,15 +66,18 @@ def test_rows_of_any_width_are_multiplied(level: int) -> None:
 
 
 @each_level
-@pytest.mark.parametrize("count", [1, 2, 5, 530])
-def test_threads_share_the_rows(count: int, level: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("Q4_K", 530), *itertools.product(["Q4_K", "Q5_K", "Q6_K", "Q8_0"], [1, 2, 4, 5])],
+)
+def test_threads_share_the_rows(name: str, count: int, level: int) -> None:
     # More vectors and rows than are multiplied together, and more columns than are read at a time.
     columns, rows = 4352, 115
     values = np.random.default_rng(4).standard_normal((rows, columns), np.float32)
-    blocks, _ = transcode(values.view(np.uint8), ENCODINGS["F32"], ENCODINGS["Q4_K"])
+    blocks, _ = transcode(values.view(np.uint8), ENCODINGS["F32"], ENCODINGS[name])
     vectors = np.random.default_rng(5).standard_normal((count, columns), np.float32)
-    held = decode_rows(blocks, ENCODINGS["Q4_K"], codec)
-    kernel = row_multiplier("Q4_K", level)
+    held = decode_rows(blocks, ENCODINGS[name], codec)
+    kernel = row_multiplier(name, level)
     assert kernel is not None
     for threads in (1, 3):
         out = np.empty((count, rows), np.float32)
