@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -34,9 +36,9 @@ def blocks_of(name: str, columns: int) -> np.ndarray:
 
 @each_level
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("count", [1, 3, 21])
 def test_products_are_those_with_decoded_values(name: str, count: int, level: int) -> None:
-    # More than the values that are decoded at a time, and fewer.
+    # More values than are decoded at a time, and fewer; the same of vectors that are arranged.
     for columns in (1280, 256):
         blocks = blocks_of(name, columns)
         vectors = np.random.default_rng(1).standard_normal((count, columns), np.float32)
@@ -55,26 +57,27 @@ def test_products_are_those_with_decoded_values(name: str, count: int, level: in
 def test_rows_of_any_width_are_multiplied(level: int) -> None:
     kernel = row_multiplier("F16", level)
     assert kernel is not None
-    for columns in (1, 17, 1029):
+    for columns, count in itertools.product((1, 17, 1029), (1, 7)):
         rows = np.random.default_rng(2).standard_normal((3, columns)).astype(np.float16)
-        vector = np.random.default_rng(3).standard_normal((1, columns), np.float32)
-        out = np.empty((1, 3), np.float32)
-        kernel.multiply(rows.view(np.uint8), columns, vector, 0, out)
-        np.testing.assert_allclose(
-            out[0], rows.astype(np.float32) @ vector[0], rtol=1e-4, atol=1e-4
-        )
+        vectors = np.random.default_rng(3).standard_normal((count, columns), np.float32)
+        out = np.empty((count, 3), np.float32)
+        kernel.multiply(rows.view(np.uint8), columns, vectors, 0, out)
+        np.testing.assert_allclose(out, vectors @ rows.astype(np.float32).T, rtol=1e-4, atol=1e-4)
 
 
 @each_level
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_threads_share_the_rows(count: int, level: int) -> None:
-    # More vectors than are multiplied together, and more columns than are read at a time.
-    columns, rows = 4352, 67
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("Q4_K", 530), *itertools.product(["Q4_K", "Q5_K", "Q6_K", "Q8_0"], [1, 2, 4, 5])],
+)
+def test_threads_share_the_rows(name: str, count: int, level: int) -> None:
+    # More vectors and rows than are multiplied together, and more columns than are read at a time.
+    columns, rows = 4352, 115
     values = np.random.default_rng(4).standard_normal((rows, columns), np.float32)
-    blocks, _ = transcode(values.view(np.uint8), ENCODINGS["F32"], ENCODINGS["Q4_K"])
+    blocks, _ = transcode(values.view(np.uint8), ENCODINGS["F32"], ENCODINGS[name])
     vectors = np.random.default_rng(5).standard_normal((count, columns), np.float32)
-    held = decode_rows(blocks, ENCODINGS["Q4_K"], codec)
-    kernel = row_multiplier("Q4_K", level)
+    held = decode_rows(blocks, ENCODINGS[name], codec)
+    kernel = row_multiplier(name, level)
     assert kernel is not None
     for threads in (1, 3):
         out = np.empty((count, rows), np.float32)

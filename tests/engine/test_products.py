@@ -30,24 +30,36 @@ def multiplying(outputs: int, inputs: int, kind: QuantizationEncoding) -> Graph:
 @pytest.mark.parametrize("kind", [Q8_0, Q4_0])
 @pytest.mark.parametrize("tile", [1, 3 * 64 * 4, 2**21])
 @pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("rows", [3, 9])
-def test_a_product_with_blocks_is_that_with_their_values(
-    kind: QuantizationEncoding,
-    tile: int,
-    rows: int,
-    resident: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_product_with_tiles_is_that_with_the_values_of_blocks(
+    kind: QuantizationEncoding, tile: int, resident: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "_TILE", tile)
+    monkeypatch.setattr(products, "row_multiplier", lambda _: None)
     data, held = in_blocks(numbers(11, 64), kind)
-    x = numbers(rows, 64, seed=1)
+    x = numbers(9, 64, seed=1)
     found = ran(multiplying(11, 64, kind), x, registry={"w": data}, resident=resident)
     np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_are_decoded_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Q8_0, Q4_0])
+@pytest.mark.parametrize("rows", [3, 9])
+def test_a_product_with_blocks_is_that_with_their_values(
+    kind: QuantizationEncoding, rows: int
+) -> None:
+    data, held = in_blocks(numbers(11, 64), kind)
+    x = numbers(rows, 64, seed=1)
+    found = ran(multiplying(11, 64, kind), x, registry={"w": data})
+    np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_blocks_are_decoded_in_several_threads(
+    has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(products, "_TILE", 64 * 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    if not has_kernel:
+        monkeypatch.setattr(products, "row_multiplier", lambda _: None)
     data, held = in_blocks(numbers(32, 64), Q8_0)
     for rows in (2, 9):
         x = numbers(rows, 64, seed=1)
@@ -68,6 +80,7 @@ def test_an_error_of_a_product_names_the_shape_of_the_blocks(
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
 
+    monkeypatch.setattr(products, "row_multiplier", lambda _: None)
     monkeypatch.setattr(products, "decode_blocks", fail)
     data, _ = in_blocks(numbers(4, 64), Q8_0)
     with pytest.raises(EngineError, match=r"float32\[7, 64\] and float32\[64, 4\].*no memory"):

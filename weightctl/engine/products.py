@@ -1,7 +1,7 @@
 """Products with weights.
 
-Weights that are stored in another encoding are decoded a part at a time. Left operands can be
-observed: their squares are summed by column.
+Weights that are stored in another encoding are decoded a part at a time: within a kernel if the
+product is in float32. Left operands can be observed: their squares are summed by column.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ __all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix", "multiply"]
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
 _TILE = 2**21
-# For so many rows on the left, a kernel that decodes and multiplies in one pass is faster than
-# decoding a tile for torch.
-_FEW_ROWS = 4
 
 
 class EncodedMatrix:
@@ -63,7 +60,7 @@ class EncodedMatrix:
         if made.numel():
             # A registry may have the bytes on a GPU.
             blocks, kernel = self._stored.raw().cpu().reshape(outputs, -1), self._kernel
-            if kernel is not None and len(rows) <= _FEW_ROWS and self._dtype is DType.float32:
+            if kernel is not None and self._dtype is DType.float32:
                 vectors, threads = rows.contiguous().numpy(), torch.get_num_threads()
                 kernel.multiply(blocks.numpy(), inputs, vectors, 0, made.numpy(), threads=threads)
             else:

@@ -14,6 +14,8 @@ typedef uint32_t u32v __attribute__((vector_size(4 * LANES)));
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline, unused))
@@ -54,6 +56,8 @@ INLINE f32v f32v_add_product(f32v sum, f32v x, f32v y)
     return (f32v)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)sum);
 #elif defined(__x86_64__) && LANES == 16
     return (f32v)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)sum);
+#elif defined(__aarch64__) && LANES == 4
+    return (f32v)vfmaq_f32((float32x4_t)sum, (float32x4_t)x, (float32x4_t)y);
 #else
     return sum + x * y;
 #endif

@@ -1,30 +1,25 @@
-/* Products of rows of Q4_K with a few vectors, from the levels of the blocks.
-
-   A value is a scale times a level, less a min. For a sub-block, the sum of the products with a
-   vector is the scale times the sum of the products of the levels, less the min times the sum of the
-   vector's values. These sums are the same for all rows. */
+/* Products of rows of blocks with a few vectors, from the levels of the blocks, for some encodings. */
 #ifndef WEIGHTCTL_LEVEL_PRODUCTS_H
 #define WEIGHTCTL_LEVEL_PRODUCTS_H
 
-#include "lanes.h"
-#include "nibbles.h"
-#include "scales_and_mins.h"
+#include "codec.h"
+#include "row_levels.h"
 
-/* Columns and vectors at a time. The values stay in the caches near the core. */
-#define COLUMNS 4096
-#define VECTORS 4
+enum of_levels { NOT_OF_LEVELS, OF_Q4_K, OF_Q5_K, OF_Q6_K, OF_Q8_0 };
 
-/* A part of some vectors, each of `columns` values, and the sums of its values in sub-blocks. */
-struct operands {
-    const float *values;
-    size_t columns;
-    float sums[VECTORS][COLUMNS / 32];
-};
+static enum of_levels find_levels_of(const struct codec *codec)
+{
+    return codec->decode == q4_k_decode   ? OF_Q4_K
+           : codec->decode == q5_k_decode ? OF_Q5_K
+           : codec->decode == q6_k_decode ? OF_Q6_K
+           : codec->decode == q8_0_decode ? OF_Q8_0
+                                          : NOT_OF_LEVELS;
+}
 
-INLINE void add_sub_blocks(struct operands *given, size_t blocks, size_t count)
+INLINE void add_sub_blocks(struct operands *given, size_t count, size_t columns)
 {
     for (size_t n = 0; n < count; n++)
-        for (size_t j = 0; j < 8 * blocks; j++) {
+        for (size_t j = 0; j < columns / 32; j++) {
             f32v sum = {0};
             for (size_t i = 0; i < 32; i += LANES)
                 sum += f32v_load(given->values + n * given->columns + 32 * j + i);
@@ -32,75 +27,75 @@ INLINE void add_sub_blocks(struct operands *given, size_t blocks, size_t count)
         }
 }
 
-/* Add the products of a row's blocks with `count` vectors to `out`. */
-INLINE void add_row(const uint8_t *block, size_t blocks, const struct operands *given,
-                    const size_t count, size_t stride, float *out)
+INLINE void add_row(const enum of_levels kind, const uint8_t *block, size_t blocks,
+                    const struct operands *given, const size_t count, size_t stride, float *out)
 {
-    f32v all[VECTORS][2] = {{{0}}};
-    float less[VECTORS][8] = {{0}};
-    for (size_t b = 0; b < blocks; b++, block += Q4_K_SIZE) {
-        float scale[8], min[8];
-        load_scales_and_mins(block, scale, min);
-        for (size_t n = 0; n < count; n++)
-            for (size_t j = 0; j < 8; j++)
-                less[n][j] += min[j] * given->sums[n][8 * b + j];
-        for (size_t j = 0; j < 8; j += 2) {
-            f32v sums[VECTORS][2] = {{{0}}};
-            for (size_t i = 0; i < 32; i += LANES) {
-                i32v bytes = i32v_from_bytes(block + 16 + 16 * j + i);
-                f32v low = __builtin_convertvector(bytes & 15, f32v);
-                f32v high = __builtin_convertvector(bytes >> 4, f32v);
-                for (size_t n = 0; n < count; n++) {
-                    const float *x = given->values + n * given->columns + 256 * b + 32 * j + i;
-                    sums[n][0] = f32v_add_product(sums[n][0], low, f32v_load(x));
-                    sums[n][1] = f32v_add_product(sums[n][1], high, f32v_load(x + 32));
-                }
-            }
-            for (size_t n = 0; n < count; n++) {
-                all[n][0] = f32v_add_product(all[n][0], sums[n][0], f32v_all(scale[j]));
-                all[n][1] = f32v_add_product(all[n][1], sums[n][1], f32v_all(scale[j + 1]));
-            }
-        }
-    }
-    for (size_t n = 0; n < count; n++) {
-        float sum = f32v_sum(all[n][0] + all[n][1]);
-        for (size_t j = 0; j < 8; j++)
-            sum -= less[n][j];
-        out[n * stride] += sum;
+    switch (kind) {
+    case OF_Q6_K:
+        add_row_of_q6_k(block, blocks, given, count, stride, out);
+        break;
+    case OF_Q8_0:
+        add_row_of_q8_0(block, blocks, given, count, stride, out);
+        break;
+    default:
+        add_row_with_mins(block, blocks, given, kind == OF_Q5_K, count, stride, out);
     }
 }
 
-/* `multiply_rows` for Q4_K. */
-static void multiply_levels(const uint8_t *blocks, size_t rows, size_t columns,
-                            const float *vectors, size_t count, size_t stride, float *out)
+INLINE void add_rows(const enum of_levels kind, const uint8_t *block, size_t row_size,
+                     size_t rows, size_t blocks, const struct operands *given, size_t count,
+                     size_t stride, float *out)
 {
-    const size_t row = columns / 256 * Q4_K_SIZE;
+    for (size_t r = 0; r < rows; r++, block += row_size, out++)
+        switch (count) {
+        case 1:
+            add_row(kind, block, blocks, given, 1, stride, out);
+            break;
+        case 2:
+            add_row(kind, block, blocks, given, 2, stride, out);
+            break;
+        case 3:
+            add_row(kind, block, blocks, given, 3, stride, out);
+            break;
+        default:
+            add_row(kind, block, blocks, given, 4, stride, out);
+        }
+}
+
+/* `multiply_rows` for encodings of levels. */
+static void multiply_levels(const struct codec *codec, const uint8_t *blocks, size_t rows,
+                            size_t columns, const float *vectors, size_t count, size_t stride,
+                            float *out)
+{
+    const enum of_levels kind = find_levels_of(codec);
+    const size_t row = columns / codec->block * codec->size;
     for (size_t n = 0; n < count; n++)
         for (size_t r = 0; r < rows; r++)
             out[n * stride + r] = 0;
     for (size_t first = 0; first < count; first += VECTORS)
         for (size_t start = 0; start < columns; start += COLUMNS) {
-            size_t some = (columns - start < COLUMNS ? columns - start : COLUMNS) / 256;
-            size_t wide = count - first < VECTORS ? count - first : VECTORS;
+            size_t width = columns - start < COLUMNS ? columns - start : COLUMNS;
+            size_t some = count - first < VECTORS ? count - first : VECTORS;
             struct operands given = {.values = vectors + first * columns + start,
                                      .columns = columns};
-            add_sub_blocks(&given, some, wide);
-            const uint8_t *block = blocks + start / 256 * Q4_K_SIZE;
+            const uint8_t *from = blocks + start / codec->block * codec->size;
+            size_t number = width / codec->block;
             float *to = out + first * stride;
-            for (size_t r = 0; r < rows; r++, block += row, to++)
-                switch (wide) {
-                case 1:
-                    add_row(block, some, &given, 1, stride, to);
-                    break;
-                case 2:
-                    add_row(block, some, &given, 2, stride, to);
-                    break;
-                case 3:
-                    add_row(block, some, &given, 3, stride, to);
-                    break;
-                default:
-                    add_row(block, some, &given, 4, stride, to);
-                }
+            if (kind == OF_Q4_K || kind == OF_Q5_K)
+                add_sub_blocks(&given, some, width);
+            switch (kind) {
+            case OF_Q4_K:
+                add_rows(OF_Q4_K, from, row, rows, number, &given, some, stride, to);
+                break;
+            case OF_Q5_K:
+                add_rows(OF_Q5_K, from, row, rows, number, &given, some, stride, to);
+                break;
+            case OF_Q6_K:
+                add_rows(OF_Q6_K, from, row, rows, number, &given, some, stride, to);
+                break;
+            default:
+                add_rows(OF_Q8_0, from, row, rows, number, &given, some, stride, to);
+            }
         }
 }
 

@@ -46,6 +46,26 @@ INLINE i32v i32v_from_bytes(const uint8_t *from)
 #endif
 }
 
+/* LANES signed bytes as float32. */
+INLINE f32v f32v_from_signed_bytes(const int8_t *from)
+{
+#if defined(__x86_64__) && LANES == 4
+    int32_t bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    i32v values = (i32v)_mm_cvtepi8_epi32(_mm_cvtsi32_si128(bytes));
+#elif defined(__x86_64__) && LANES == 8
+    i32v values = (i32v)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#elif defined(__x86_64__) && LANES == 16
+    i32v values = (i32v)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#else
+    typedef int8_t i8v __attribute__((vector_size(LANES)));
+    i8v bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    i32v values = __builtin_convertvector(bytes, i32v);
+#endif
+    return __builtin_convertvector(values, f32v);
+}
+
 /* Sixteen integers from 0 to 255 as bytes. */
 INLINE void bytes_from_i32v(uint8_t *to, const i32v *from)
 {

@@ -50,8 +50,8 @@ static void multiply_rows(const struct codec *codec, const uint8_t *blocks, size
                           size_t columns, const float *vectors, size_t count, size_t stride,
                           float *out)
 {
-    if (codec->decode == q4_k_decode)
-        multiply_levels(blocks, rows, columns, vectors, count, stride, out);
+    if (find_levels_of(codec) != NOT_OF_LEVELS)
+        multiply_levels(codec, blocks, rows, columns, vectors, count, stride, out);
     else
         multiply_decoded(codec, blocks, rows, columns, vectors, count, stride, out);
 }

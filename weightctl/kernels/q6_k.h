@@ -4,6 +4,7 @@
    a block, ql has the low four bits of values i and i + 64 in byte i (i < 64), and qh the upper
    two bits of values i, i + 32, i + 64 and i + 96 in byte i (i < 32). A level of 32 is zero. */
 #include "half.h"
+#include "nibbles.h"
 #include "signed_levels.h"
 
 #define Q6_K_SIZE 210
@@ -76,17 +77,23 @@ INLINE void q6_k_unpack(const uint8_t *low, const uint8_t *high, int8_t *levels)
     memcpy(levels, found, sizeof found);
 }
 
+INLINE void q6_k_load_scales(const uint8_t *block, float *scales)
+{
+    float scale = half_load(block + 208);
+    for (size_t j = 0; j < 16; j += LANES)
+        f32v_store(scales + j, scale * f32v_from_signed_bytes((const int8_t *)block + 192 + j));
+}
+
 static void q6_k_decode(const uint8_t *blocks, size_t count, float *out)
 {
     for (; count > 0; count--, blocks += Q6_K_SIZE) {
-        float scale = half_load(blocks + 208);
+        float scales[16];
         int8_t levels[256];
+        q6_k_load_scales(blocks, scales);
         for (size_t h = 0; h < 2; h++)
             q6_k_unpack(blocks + 64 * h, blocks + 128 + 32 * h, levels + 128 * h);
-        for (size_t j = 0; j < 16; j++, out += 16) {
-            float of_sub_block = scale * (float)(int8_t)blocks[192 + j];
-            for (size_t i = 0; i < 16; i++)
-                out[i] = of_sub_block * (float)levels[16 * j + i];
-        }
+        for (size_t j = 0; j < 16; j++)
+            for (size_t i = 0; i < 16; i += LANES, out += LANES)
+                f32v_store(out, scales[j] * f32v_from_signed_bytes(levels + 16 * j + i));
     }
 }

@@ -34,6 +34,7 @@
 #include "blocks.h"
 #include "words.h"
 #include "product.h"
+#include "tile_products.h"
 #include "transcode.h"
 
 static const struct codec codecs[] = {
