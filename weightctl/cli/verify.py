@@ -34,6 +34,7 @@ from weightctl.formats import format_by_index, format_by_suffix
 from weightctl.formats.huggingface import companions
 from weightctl.storage.files import is_directory, is_file, list_names, open_reader
 from weightctl.storage.location import is_remote
+from weightctl.system.allocator import keep_memory
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.report import check_targets, write
@@ -243,6 +244,7 @@ def verify(
     _require_there(request.subject)
     if reports:
         check_targets(reports, _inputs(request), force=force)
+    keep_memory()
     with stages_bar(quiet=quiet) as progress:
         report = verified(
             replace(request, progress=progress),

@@ -80,7 +80,10 @@ struct rounding {
    4 bits into a column of words; `order` has the row of each code in a word, lowest bits first.
 
    `multiply_rows` sets out[n * stride + r] to the product of row r of blocks with vector n, of `count`
-   vectors. The sums are float32, in an order of their own. */
+   vectors. The sums are float32, in an order of their own. `compare_runs` sums what runs.h states for
+   each run of COMPARED values. */
+#define COMPARED 32
+
 struct level {
     const char *name;
     const struct codec *codecs;
@@ -95,10 +98,12 @@ struct level {
     void (*multiply_rows)(const struct codec *codec, const uint8_t *blocks, size_t rows,
                           size_t columns, const float *vectors, size_t count, size_t stride,
                           float *out);
+    float (*compare_runs)(const float *own, const float *reference, size_t runs, double *errors,
+                          double *squares, double *own_squares, double *product);
 };
 
 #define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
-                     transpose_words, pack_row_groups, multiply_rows}
+                     transpose_words, pack_row_groups, multiply_rows, compare_runs}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

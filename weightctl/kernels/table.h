@@ -35,6 +35,7 @@
 #include "words.h"
 #include "product.h"
 #include "transcode.h"
+#include "runs.h"
 
 static const struct codec codecs[] = {
     {"F32", 1, 4, 0, f32_encode, f32_decode},
