@@ -32,6 +32,7 @@ from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
 from weightctl.storage.files import is_file
+from weightctl.system.allocator import keep_memory
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
 from weightctl.verify.mistakes import require_there
@@ -242,6 +243,7 @@ def verify(
     require_there(request.subject)
     if reports:
         check_targets(reports, _inputs(request), force=force)
+    keep_memory()
     with stages_bar(quiet=quiet) as progress:
         report = verified(
             replace(request, progress=progress),

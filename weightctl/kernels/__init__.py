@@ -22,6 +22,7 @@ __all__ = [
     "KernelResult",
     "PairPacker",
     "RowMultiplier",
+    "RunComparer",
     "Transcoder",
     "active",
     "block_rounder",
@@ -29,6 +30,7 @@ __all__ = [
     "levels",
     "pair_packer",
     "row_multiplier",
+    "run_comparer",
     "transcoder",
     "unknown_level",
 ]
@@ -202,6 +204,22 @@ class RowMultiplier(NamedTuple):
         _native.multiply_rows(self.level, self.name, blocks, columns, vectors, first, out, threads)
 
 
+class RunComparer(NamedTuple):
+    """The kernel that compares two tables of values at one level, in runs of 32 values."""
+
+    level: int
+
+    def compare(self, own: Memory, reference: Memory, out: Memory) -> tuple[float, float]:
+        """Fill `out`, float64[3, runs], and return the inner product and the largest difference.
+
+        The rows of `out` are the sums of squares of the differences, of `reference` and of `own`.
+        Both are float32, differences too; sums are float64. All are contiguous.
+        """
+        from weightctl.kernels import _native
+
+        return _native.compare_runs(self.level, own, reference, out)
+
+
 @cache
 def levels() -> tuple[str, ...]:
     """Return the instruction sets of this processor that have kernels, the best last."""
@@ -290,3 +308,11 @@ def row_multiplier(name: str, level: int | None = None) -> RowMultiplier | None:
     """Return the kernel that multiplies with rows of an encoding; None if there is none."""
     found = kernel(name, level)
     return RowMultiplier(found.level, name) if found is not None and found.decodes else None
+
+
+@cache
+def run_comparer(level: int | None = None) -> RunComparer | None:
+    """Return the kernel that compares runs of values; None if there is none."""
+    if level is None:
+        level = _choose_level()
+    return None if level is None else RunComparer(level)

@@ -82,13 +82,15 @@ struct rounding {
    `multiply_rows` sets out[n * stride + r] to the product of row r of blocks with vector n, of `count`
    vectors. `multiply_tile` does the same for at most TILE_ROWS rows and many vectors, that
    `arrange_vectors` has arranged: ARRANGED at a time, each `columns` values; it needs room for
-   TILE_SPACE(count) values. The sums are float32, in an order of their own. */
+   TILE_SPACE(count) values. The sums are float32, in an order of their own. `compare_runs` sums
+   what runs.h states for each run of COMPARED values. */
 #define ARRANGED 16
 #define TILE_ROWS 48
 #define TILE_COLUMNS 512
 /* Rows are further apart, so that they do not share the few places of a cache for an address. */
 #define TILE_DISTANCE (TILE_COLUMNS + 16)
 #define TILE_SPACE(count) (TILE_ROWS * ((count) + 2 * ARRANGED + TILE_DISTANCE))
+#define COMPARED 32
 
 struct level {
     const char *name;
@@ -108,11 +110,13 @@ struct level {
     void (*multiply_tile)(const struct codec *codec, const uint8_t *blocks, size_t rows,
                           size_t columns, const float *arranged, size_t count, size_t stride,
                           float *out, float *space);
+    float (*compare_runs)(const float *own, const float *reference, size_t runs, double *errors,
+                          double *squares, double *own_squares, double *product);
 };
 
 #define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
                      transpose_words, pack_row_groups, multiply_rows, arrange_vectors, \
-                     multiply_tile}
+                     multiply_tile, compare_runs}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

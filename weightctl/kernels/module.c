@@ -333,6 +333,8 @@ static PyMethodDef methods[] = {
      "pack_row_groups(level, codes, columns, order, out)"},
     {"multiply_rows", multiply_rows, METH_VARARGS,
      "multiply_rows(level, name, blocks, columns, vectors, first, out, threads)"},
+    {"compare_runs", compare_runs, METH_VARARGS,
+     "compare_runs(level, own, reference, out) -> (product, greatest difference)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,5 +18,6 @@ PyObject *pack_pairs(PyObject *self, PyObject *args);
 PyObject *transpose_words(PyObject *self, PyObject *args);
 PyObject *pack_row_groups(PyObject *self, PyObject *args);
 PyObject *multiply_rows(PyObject *self, PyObject *args);
+PyObject *compare_runs(PyObject *self, PyObject *args);
 
 #endif

@@ -36,6 +36,7 @@
 #include "product.h"
 #include "tile_products.h"
 #include "transcode.h"
+#include "runs.h"
 
 static const struct codec codecs[] = {
     {"F32", 1, 4, 0, f32_encode, f32_decode},

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, sqrt
+from math import isfinite, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightctl.verify.compare.distance import MOST_KEPT, RUN, Measured, PairSide, decode_values
+from weightctl.verify.compare.run_sums import compare_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tile"]
 
-# Sums of squares at least this large are exact enough in float32.
-_LEAST = 1e-30
 # If the difference is at most this multiple of one encoding's error, the error of the other
 # encoding is not measured.
 _NEAR = 2.0
@@ -71,12 +70,11 @@ class Tile:
             for raw, side in zip(self._raws, self._sides, strict=True)
         )
         first = self._start // RUN
-        difference = own - reference
-        error, squares = _sum_squares(difference), _sum_squares(reference)
-        if not (isfinite(error.sum()) and isfinite(squares.sum())):
+        sums = compare_runs(own, reference)
+        if not (isfinite(sums.error.sum()) and isfinite(sums.squares.sum())):
             own, reference = self._zero_nonfinite(own, reference, found)
-            difference = own - reference
-            error, squares = _sum_squares(difference), _sum_squares(reference)
+            sums = compare_runs(own, reference)
+        error, squares = sums.error, sums.squares
         found.squares = float(squares.sum())
         is_unequal = self._find_unequal(error)
         if is_unequal is None:
@@ -85,12 +83,11 @@ class Tile:
             if not self._is_same and limit is not None:
                 found.cost = float(self._measure_cost(own, reference, squares, error, limit).sum())
             return found
-        own_squares = _sum_squares(own)
-        found.own_squares = float(own_squares.sum())
+        found.own_squares = float(sums.own_squares.sum())
         # Deriving the product from the squares would be inexact if one value is huge.
-        found.product = float(np.einsum("rn,rn->", own, reference, dtype=np.float64))
+        found.product = sums.product
         found.error = float(error.sum())
-        found.max_error = float(np.abs(difference).max())
+        found.max_error = sums.max_error
         if limit is None:
             found.runs_unequal = int(np.count_nonzero(is_unequal))
             return found
@@ -101,7 +98,7 @@ class Tile:
         found.worst = sqrt(float(ratio.max()))
         is_beyond = self._find_beyond(ratio, limit, error, own, reference)
         # The limit of a coarse encoding may be as large as the loss of a whole run.
-        is_beyond |= (own_squares == 0) & (np.maximum(cost, allowed) < squares * _KEPT)
+        is_beyond |= (sums.own_squares == 0) & (np.maximum(cost, allowed) < squares * _KEPT)
         beyond = np.flatnonzero(is_beyond)
         found.runs_beyond = len(beyond)
         found.beyond = (beyond[:MOST_KEPT] + first).tolist()
@@ -187,7 +184,7 @@ class Tile:
         through = side.through(np.ascontiguousarray(flat))
         if through is None:
             return self._estimate_cost(side, squares)
-        lost = _sum_squares(_shape_runs(through - flat))
+        lost = compare_runs(_shape_runs(through), _shape_runs(flat)).error
         return np.where(np.isfinite(lost), lost, 0)
 
     def _estimate_cost(self, side: PairSide, squares: F64) -> F64:
@@ -230,13 +227,3 @@ def _shape_runs(numbers: F32) -> F32:
     if rest:
         numbers = np.concatenate([numbers, np.zeros(rest, np.float32)])
     return numbers.reshape(-1, RUN)
-
-
-def _sum_squares(runs: F32) -> F64:
-    """Return the sum of squares of each run."""
-    found: F64 = np.vecdot(runs, runs).astype(np.float64)
-    if found.size and not (found.min() > _LEAST and found.max() < inf):
-        # Squares of such small or large values are outside the range of float32.
-        wide = runs.astype(np.float64)
-        found = np.vecdot(wide, wide)
-    return found
