@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SearchedTensor", "estimate_costs", "group_choices", "list_candidates"]
 
-# The operations that measuring sensitivities may take: one to two minutes on two cores.
-_WORK = 8e12
+# The operations that measuring sensitivities may take: one to two minutes on two cores. Reading
+# and decoding the weights of each layer for each of its tensors takes about as long.
+_WORK = 5e12
 # The most types of a tensor that are measured by running the model, and the tokens it needs for
 # more than one.
 _MOST_MEASURED, _MANY_TOKENS = 2, 512
@@ -154,7 +155,7 @@ def _share_work(
 ) -> tuple[int, int]:
     """Return how many types of each tensor to measure, and on how many tokens."""
     inside = sum(item.info.size for item in plan.items if layer(item.info.name) is not None)
-    outside = running.vocabulary * max(item.info.row for item in plan.items)
+    outside = running.vocabulary * running.width
     # On average, half of the layers run for a tensor.
     for_token = 2 * (inside / 2 + outside) * len(candidates)
     tokens = int(_WORK / for_token / _MOST_MEASURED)

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["make_calibration", "make_held_out", "shorten"]
 
-# The tokens at the start of the built-in text that a model runs on: prose, a dialogue, and code.
+# The tokens at the start of the built-in text that a model runs on: prose, dialogue, and code.
 _BUILT_IN_TOKENS = 1024
 
 
 def make_calibration(subject: Subject, text: str | None = None) -> Prompt:
     """Return the tokens on which sensitivities are measured: those of `text`, or a built-in text.
 
-    The built-in text is the start of that of `weightctl imatrix`. It shares no sentence with the one of
-    `weightctl verify`, which judges the result. Raises the errors of `make_prompt`.
+    The built-in text is the start of that of `weightctl imatrix`. It shares no sentence with that
+    of `weightctl verify`, which judges the result. Raises the errors of `make_prompt`.
     """
     if text is None and _can_encode(subject):
         made = shorten(_make(subject, read_texts(())[0].content), _BUILT_IN_TOKENS)
