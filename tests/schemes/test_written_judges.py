@@ -8,6 +8,7 @@ results.
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,14 @@ BY_TRANSFORMERS = (
     "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "W8A16", "W4A16", "W4A16:group=32,symmetric=no",
     "W8A16:group=64,symmetric=no", "NVFP4A16", "MXFP4", "BNB-NF4", "BNB-INT8",
 )  # fmt: skip
+# Weights of three types, and some that are not quantized.
+MIXED = """\
+default = "W4A16"
+[types]
+"down_proj" = "FP8_DYNAMIC"
+"layers.0.self_attn.[qkv]_proj" = "W8A16:group=64"
+"layers.1.self_attn" = "keep"
+"""
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 TOKENS = torch.arange(48)[None] * 5 % 320
 
@@ -62,6 +71,32 @@ def test_transformers_computes_with_the_values_that_weightctl_reads(
     # bitsandbytes has its own products, and rounds activations to INT8 too.
     limit = {"BNB-NF4": 0.03, "BNB-INT8": 0.1}.get(case, 0)
     assert relative_error(logits(model), logits(plain)) <= limit
+
+
+def test_compressed_tensors_reads_each_group_of_a_model_with_several_types(tmp_path: Path) -> None:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    recipe, out = tmp_path / "mixed.toml", tmp_path / "out"
+    recipe.write_text(MIXED)
+    convert(small_llama(), out, str(recipe))
+    document = json.loads((out / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(document)
+    assert config.format == "mixed-precision"
+    stored, wanted = load_file(out / "model.safetensors"), values_in(out)
+    modules = [name for group in config.config_groups.values() for name in group.targets]
+    assert len(set(modules)) == len(modules) == 10
+    assert len([name for name in document["ignore"] if "layers.1.self_attn" in name]) == 4
+    for scheme in config.config_groups.values():
+        compressor: Any = BaseCompressor.get_value_from_registry(scheme.format)
+        for name in scheme.targets:
+            parts = {
+                key.removeprefix(f"{name}."): value
+                for key, value in stored.items()
+                if key.startswith(f"{name}.")
+            }
+            values = compressor.decompress(parts, scheme)["weight"]
+            assert torch.equal(values, wanted[f"{name}.weight"].bfloat16()), name
 
 
 def weights_with(tensors: dict[str, torch.Tensor], ending: str) -> list[str]:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TYPES", "QuantizationBudget", "quantize"]
 
 DEFAULT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+# The default types for rows that are not multiples of 256. llama.cpp's substitutes for K-quants do
+# not include IQ4_NL, which has a smaller error than Q4_0 in as many bytes, and Q4_1.
+_IN_PLACE = ("IQ4_NL", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 # The type that tensors have before the search; like most types, it uses an importance matrix.
 _FIRST_TYPE = "Q4_K"
 # The bits per weight of the types that are measured if the budget does not imply them.
@@ -60,7 +63,8 @@ class QuantizationBudget:
     Exactly one limit is given: `bits` per weight, `size` in bytes of the files, `divergence` in
     nats, or the `memory` in which llama.cpp runs the model. The latter is for a `context` in tokens
     (None for the context length of the model) and a KV cache of the type `kv_type` (None for F16).
-    `types` are the types to choose from. Tensors of one layer whose names contain the regular
+    `types` are the types to choose from; by default, K-quants, and types with smaller blocks for
+    rows that are not multiples of 256. Tensors of one layer whose names contain the regular
     expression `same_type` get the same type. Sensitivities are measured on `calibration`, and the
     result on `text`; by default, these are two built-in texts.
     """
@@ -71,7 +75,7 @@ class QuantizationBudget:
     memory: int | str | None = None
     context: int | None = None
     kv_type: str | None = None
-    types: Sequence[str] = DEFAULT_TYPES
+    types: Sequence[str] | None = None
     same_type: str | None = None
     text: str | None = None
     calibration: str | None = None
@@ -129,7 +133,7 @@ class QuantizationBudget:
     def encodings(self) -> list[Encoding]:
         """The types to choose from; raises `ConversionError` if one is not a type for GGUF."""
         found: list[Encoding] = []
-        for name in self.types:
+        for name in DEFAULT_TYPES if self.types is None else self.types:
             each = type_named(name)
             if each is None or "gguf" not in each.ids:
                 raise ConversionError(
@@ -241,7 +245,8 @@ class _TypeSearch:
         """Return the types; `beside` are the bytes of the files that are not those of tensors."""
         plan, budget = self._plan, self._budget
         alignment = 1 if budget.bits is not None else _ALIGNMENT
-        candidates = list_candidates(plan, self._encodings)
+        in_place = [ENCODINGS[each] for each in _IN_PLACE] if budget.types is None else []
+        candidates = list_candidates(plan, self._encodings, in_place)
         limit = self._find_limit(beside)
         bits = _USUAL_BITS if limit is None else 8 * limit / self._weights
         self._costs = estimate_costs(plan, candidates, self._running, self._calibration, bits)

@@ -115,14 +115,23 @@ class _Lanes:
         """Return the mean divergence of each variant's predictions from the unchanged ones."""
         changed = {variant.key: each for variant, each in self._list_changed(OUTPUT)}
         begun = {lane.variant.key for lane in self._lanes}
-        lanes = [(lane.variant.key, lane.x) for lane in self._lanes]
-        lanes += [(key, self._x) for key in changed if key not in begun]
+        states = {lane.variant.key: lane.x for lane in self._lanes}
+        states |= {key: self._x for key in changed if key not in begun}
         mask = self._choose_positions()
         wanted = self._run_output(self._x[mask], {})
-        return {
-            key: _measure(wanted, self._run_output(x[mask], changed.get(key, {})))
-            for key, x in lanes
+        found = {
+            key: _measure(wanted, self._run_output(states[key][mask], each))
+            for key, each in changed.items()
         }
+        # The weights of the output are read once for several variants.
+        plain = [key for key in states if key not in changed]
+        size = max(1, count_positions(self._running.vocabulary) // len(wanted))
+        for start in range(0, len(plain), size):
+            keys = plain[start : start + size]
+            made = self._run_output(np.concatenate([states[key][mask] for key in keys]), {})
+            for key, logits in zip(keys, np.split(made, len(keys)), strict=True):
+                found[key] = _measure(wanted, logits)
+        return found
 
     def _choose_positions(self) -> NDArray[np.bool_]:
         """Return a mask of evenly spaced positions whose logits fit in memory."""

@@ -17,6 +17,7 @@ from weightctl.errors import ConversionError
 from weightctl.families.names import layer
 from weightctl.plan.cast import fit_encoding
 from weightctl.plan.recipes import OTHERWISE
+from weightctl.plan.type_rules import BY_RULE
 from weightctl.system.phases import begin_phase
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SearchedTensor", "estimate_costs", "group_choices", "list_candidates"]
 
-# The operations that measuring sensitivities may take: one to two minutes on two cores.
-_WORK = 8e12
+# The operations that measuring sensitivities may take: one to two minutes on two cores. Reading
+# and decoding the weights of each layer for each of its tensors takes about as long.
+_WORK = 5e12
 # The most types of a tensor that are measured by running the model, and the tokens it needs for
 # more than one.
 _MOST_MEASURED, _MANY_TOKENS = 2, 512
@@ -59,25 +61,22 @@ class SearchedTensor:
         return sorted(self.types, key=lambda each: abs(8 * each.size / each.block - bits))
 
 
-def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[SearchedTensor]:
+def list_candidates(
+    plan: Plan, types: Sequence[Encoding], in_place: Sequence[Encoding] = ()
+) -> list[SearchedTensor]:
     """Return the matrices that the recipe of a plan chose no type for, with the types they can get.
 
-    A type whose blocks do not divide the rows is replaced by llama.cpp's substitute for it. Raises
+    If the blocks of some types do not divide the rows, these types are replaced by those of
+    `in_place` that do; without any, each one by llama.cpp's substitute for it. Raises
     `ConversionError` if there is not one such matrix, or if a type needs an importance matrix.
     """
     found = [
-        SearchedTensor(
-            item, tuple(dict.fromkeys(fit_encoding(each, item.info.shape) for each in types))
-        )
+        SearchedTensor(item, _fit_types(types, in_place, item.info.shape))
         for item in plan.items
         if item.line == OTHERWISE
     ]
     if not found:
-        raise ConversionError(
-            "there is no tensor to choose a type for",
-            hint="only matrices whose names end in `.weight` are quantized, except norms and "
-            "routers",
-        )
+        raise _explain_nothing(plan)
     for candidate in found:
         for each in candidate.types:
             if each.needs_importance and candidate.item.importance is None:
@@ -86,6 +85,35 @@ def list_candidates(plan: Plan, types: Sequence[Encoding]) -> list[SearchedTenso
                     hint="use --imatrix FILE (imatrix in Python), or leave the type out of --types",
                 )
     return found
+
+
+def _fit_types(
+    types: Sequence[Encoding], in_place: Sequence[Encoding], shape: tuple[int, ...]
+) -> tuple[Encoding, ...]:
+    fitting = [each for each in types if each.fits(shape)]
+    others = [each for each in in_place if each.fits(shape)]
+    if len(fitting) == len(types) or not others:
+        return tuple(dict.fromkeys(fit_encoding(each, shape) for each in types))
+    return tuple(dict.fromkeys([*others, *fitting]))
+
+
+def _explain_nothing(plan: Plan) -> ConversionError:
+    """Return the error for a plan without a matrix to quantize."""
+    files = plan.source.header.files
+    where = f"{files[0]}: " if files else ""
+    ruled = next((item for item in plan.items if item.line.startswith(BY_RULE)), None)
+    if ruled is not None:
+        return ConversionError(
+            f"{where}no tensor can be quantized to meet the budget: --tensor-type chooses the type "
+            f"of every matrix, for example of `{ruled.info.name}`",
+            hint="leave out --tensor-type for some tensors, or use --quant (quant in Python) "
+            "instead of a budget",
+        )
+    return ConversionError(
+        f"{where}no tensor can be quantized to meet the budget",
+        hint="a budget needs matrices whose names end in `.weight`, other than norms and routers; "
+        "for a model without them, use --dtype (dtype in Python)",
+    )
 
 
 def estimate_costs(
@@ -127,7 +155,7 @@ def _share_work(
 ) -> tuple[int, int]:
     """Return how many types of each tensor to measure, and on how many tokens."""
     inside = sum(item.info.size for item in plan.items if layer(item.info.name) is not None)
-    outside = running.vocabulary * max(item.info.row for item in plan.items)
+    outside = running.vocabulary * running.width
     # On average, half of the layers run for a tensor.
     for_token = 2 * (inside / 2 + outside) * len(candidates)
     tokens = int(_WORK / for_token / _MOST_MEASURED)

@@ -62,14 +62,13 @@ def plan_to_budget(
                 hint="leave one out; to give some tensors a certain type, use --tensor-type",
             )
     _refuse_existing(given["recipe_out"], force=given["force"])
-    from weightctl.budget.search import DEFAULT_TYPES, QuantizationBudget, quantize
+    from weightctl.budget.search import QuantizationBudget, quantize
     from weightctl.cli.run_on import text_of
 
     texts = [
         None if given[name] is None else text_of(given[name])
         for name in ("text_file", "calibration_file")
     ]
-    types = DEFAULT_TYPES if given["types"] is None else _split(given["types"])
     budget = QuantizationBudget(
         bits=given["bpw"],
         size=given["size"],
@@ -77,7 +76,7 @@ def plan_to_budget(
         memory=given["fit"],
         context=given["context"],
         kv_type=given["kv_type"],
-        types=types,
+        types=None if given["types"] is None else _split(given["types"]),
         same_type=given["same_type"],
         text=texts[0],
         calibration=texts[1],

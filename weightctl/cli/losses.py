@@ -29,7 +29,7 @@ def list_losses(plan: Plan, saved: Saved) -> list[list[Cell]]:
     shown, rest = lossy[:_WORST], lossy[_WORST:]
     names = [printable(item.weight or item.info.name) for item in shown]
     changes = [
-        f"{item.stored.encoding} -> {plan.scheme}"
+        f"{item.stored.encoding} -> {item.scheme}"
         if item.weight
         else f"{item.source.encoding} -> {item.info.encoding}"
         for item in shown

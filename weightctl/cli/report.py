@@ -210,12 +210,12 @@ def _recipe(plan: Plan) -> Iterator[str]:
 
 
 def _scheme(plan: Plan) -> Iterator[str]:
-    stored = [item for item in plan.items if item.weight]
-    if stored:
+    for scheme in dict.fromkeys(item.scheme for item in plan.items if item.weight):
+        stored = [item for item in plan.items if item.weight and item.scheme == scheme]
         weights = {item.weight for item in stored}
         nbytes = format_size(sum(item.info.nbytes for item in stored))
         yield (
-            f"{pluralize(len(weights), 'weight')} stored as {plan.scheme}: "
+            f"{pluralize(len(weights), 'weight')} stored as {scheme}: "
             f"{pluralize(len(stored), 'tensor')}, {nbytes}"
         )
 

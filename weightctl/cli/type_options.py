@@ -147,7 +147,8 @@ Types = Annotated[
     typer.Option(
         "--types",
         metavar="TYPES",
-        help="The types to choose from. [default: Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,Q8_0]",
+        help="The types to choose from. [default: Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,Q8_0; for rows that are "
+        "not multiples of 256, IQ4_NL,Q4_0,Q4_1,Q5_0,Q5_1,Q8_0]",
         rich_help_panel=_BUDGET,
     ),
 ]

@@ -49,7 +49,7 @@ class Item:
     a file is read one matrix at a time. `part` is the number of the file that gets the tensor.
     `line` is the line of a recipe, or the rule, that chose the encoding. `origin` describes how the
     source computes the tensor, if no file contains it. `weight` is the name of the weight if a
-    scheme stores it in this tensor and others; `is_rounded` states that the scheme rounds it, and
+    `scheme` stores it in this tensor and others; `is_rounded` states that the scheme rounds it, and
     `searched_with` is the importance in the search for its scales.
     """
 
@@ -63,6 +63,7 @@ class Item:
     weight: str = ""
     is_rounded: bool = False
     searched_with: ColumnWeights | None = None
+    scheme: str = ""
 
     @property
     def is_copy(self) -> bool:

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
-    from weightctl.schemes.written import WrittenScheme
+    from weightctl.schemes.written import SchemeChoice, WrittenScheme
 
-__all__ = ["HALF", "Decision", "describe_decisions", "find_exact", "shared_name"]
+__all__ = ["HALF", "Decision", "describe_decisions", "find_exact"]
 
 # The encoding of scales in blocks of GGUF.
 HALF = ENCODINGS["F16"]
 
 
 class Decision(NamedTuple):
-    """What happens to a tensor: it is stored in the scheme, or in an encoding.
+    """What happens to a tensor: it is stored in a scheme, or in an encoding.
 
-    `refusal` is the reason why the scheme cannot store it, if it was to. With `is_exact`, the
-    scheme stores its blocks without changing a value. `scaled` is the weight as NVFP4, with the
-    scale of the whole weight that the scheme stores with it.
+    `choice` is the scheme that was chosen for it, also if that cannot store it. `refusal` is the
+    reason why it cannot. With `is_exact`, the scheme stores its blocks without changing a value.
+    `scaled` is the weight as NVFP4, with the scale of the whole weight that the scheme stores with
+    it.
     """
 
     item: Item
@@ -40,6 +41,20 @@ class Decision(NamedTuple):
     refusal: str = ""
     is_exact: bool = False
     scaled: ScaledBlocks | None = None
+    choice: SchemeChoice | None = None
+
+    @property
+    def quantized_as(self) -> SchemeChoice:
+        """The scheme of a tensor that is quantized."""
+        if self.choice is None:
+            raise ValueError(f"`{self.item.info.name}` is not quantized")
+        return self.choice
+
+    @property
+    def shared_name(self) -> str:
+        """The name under which weights share a scale; else the name of the weight."""
+        name = self.item.info.name
+        return joined_name(name) if self.quantized_as.scheme.shares_peak else name
 
     @property
     def is_repacked(self) -> bool:
@@ -47,12 +62,7 @@ class Decision(NamedTuple):
         return self.is_exact or self.scaled is not None
 
 
-def shared_name(recipe: SchemeRecipe, name: str) -> str:
-    """Return the name under which weights share a scale; else the name of the weight."""
-    return joined_name(name) if recipe.choice.scheme.shares_peak else name
-
-
-def find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) -> list[Decision]:
+def find_exact(plan: Plan, decisions: Sequence[Decision]) -> list[Decision]:
     """Return the decisions with those marked that need no rounding.
 
     If weights that engines join share a scale, none of them is exact unless all are. Blocks with a
@@ -61,31 +71,30 @@ def find_exact(plan: Plan, recipe: SchemeRecipe, decisions: Sequence[Decision]) 
     """
     from weightctl.schemes.encoding import can_repack
 
-    scheme, options = recipe.choice
     rounded: set[str] = set()
     scaled: dict[str, tuple[ScaledBlocks, bool]] = {}
     for each in decisions:
         info = each.item.info
         if each.is_quantized:
             stored = StoredTensor(plan.source, each.item.source.name)
+            scheme, options = each.quantized_as
             found = _find_scaled(scheme, stored)
             if found is not None:
                 scaled[info.name] = found
             if not can_repack(stored, scheme.encode(info.shape, options, HALF).rounding):
-                rounded.add(shared_name(recipe, info.name))
+                rounded.add(each.shared_name)
     shared: dict[str, set[float]] = {}
     for each in decisions:
         if each.is_quantized:
             made = scaled.get(each.item.info.name)
             value = nan if made is None else float(made[0].whole.values[0])
-            shared.setdefault(shared_name(recipe, each.item.info.name), set()).add(value)
+            shared.setdefault(each.shared_name, set()).add(value)
 
     def mark(each: Decision) -> Decision:
         name = each.item.info.name
-        joined = shared_name(recipe, name)
-        if not each.is_quantized or joined not in rounded:
+        if not each.is_quantized or each.shared_name not in rounded:
             return each._replace(is_exact=each.is_quantized)
-        if name not in scaled or len(shared[joined]) > 1:
+        if name not in scaled or len(shared[each.shared_name]) > 1:
             return each
         return each._replace(scaled=scaled[name][0], is_exact=scaled[name][1])
 
@@ -111,9 +120,8 @@ def _find_scaled(scheme: WrittenScheme, stored: StoredTensor) -> tuple[ScaledBlo
 
 def describe_decisions(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> Iterator[str]:
     """Yield notes on the scheme, and on weights that are not stored in it."""
-    scheme = recipe.choice.scheme
-    if scheme.note:
-        yield scheme.note
+    used = {str(each.choice): each.quantized_as for each in decisions if each.is_quantized}
+    yield from dict.fromkeys(each.scheme.note for each in used.values() if each.scheme.note)
     names = [each.item.info.name for each in decisions]
     for pattern, _ in recipe.lines:
         if not any(map(pattern.search, names)):
@@ -122,22 +130,30 @@ def describe_decisions(recipe: SchemeRecipe, decisions: Sequence[Decision]) -> I
     if refused:
         first = refused[0]
         yield (
-            f"{pluralize(len(refused), 'weight')} cannot be stored as {recipe.choice} and keep "
+            f"{pluralize(len(refused), 'weight')} cannot be stored as {first.choice} and keep "
             f"their type, for example `{first.item.info.name}`: {first.refusal}"
         )
     yield from _describe_halves(decisions)
 
 
 def _describe_halves(decisions: Sequence[Decision]) -> Iterator[str]:
-    """Yield a note if only some of the weights that engines join are quantized."""
-    states: dict[str, set[bool]] = {}
+    """Yield notes if the weights that engines join are not all stored in one scheme."""
+    states: dict[str, set[str]] = {}
     for each in decisions:
         joined = joined_name(each.item.info.name)
         if joined != each.item.info.name:
-            states.setdefault(joined, set()).add(each.is_quantized)
-    mixed = [name for name, found in states.items() if len(found) > 1]
-    if mixed:
+            kind = str(each.choice) if each.is_quantized else ""
+            states.setdefault(joined, set()).add(kind)
+    mixed = {name: found for name, found in states.items() if len(found) > 1}
+    halves = [name for name, found in mixed.items() if "" in found]
+    if halves:
         yield (
             "engines join some weights of a layer, but only some of these are quantized (for "
-            f"example `{mixed[0]}`): vLLM does not load the output"
+            f"example `{halves[0]}`): vLLM does not load the output"
+        )
+    others = [name for name in mixed if name not in halves]
+    if others:
+        yield (
+            "engines join some weights of a layer, but these have different types (for example "
+            f"`{others[0]}`): vLLM does not load the output"
         )

@@ -40,8 +40,9 @@ def choose_variant(recipe: SchemeRecipe, settings: Mapping[str, Any]) -> SchemeR
     record = scheme.variants.get(str(settings.get("model_type")))
     if record is None:
         return recipe
-    made = cast("WrittenScheme", load(record))
-    return recipe._replace(choice=recipe.choice._replace(scheme=made, options=options))
+    made = recipe.choice._replace(scheme=cast("WrittenScheme", load(record)), options=options)
+    lines = tuple((each, made if to == recipe.choice else to) for each, to in recipe.lines)
+    return recipe._replace(choice=made, lines=lines)
 
 
 def exchange_experts(plan: Plan, decisions: Sequence[Decision]) -> tuple[Plan, list[Decision]]:

@@ -13,14 +13,15 @@ from weightctl.schemes.written import SchemeChoice
 from weightctl.system.registry import load
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
+from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from weightctl.schemes.written import WrittenScheme
 
-__all__ = ["SchemeRecipe", "find_scheme", "list_schemes"]
+__all__ = ["SchemeRecipe", "find_scheme", "list_schemes", "refuse_mixture"]
 
 _FORM = (
     "write default = 'W4A16', then [types] with lines like 'lm_head' = 'W4A16' or "
@@ -32,13 +33,19 @@ _YES, _NO = {"yes", "true"}, {"no", "false"}
 class SchemeRecipe(NamedTuple):
     """A scheme for the matrices of a model's layers, and for which others; of a recipe file or not.
 
-    The first of `lines` whose pattern is found in a name decides: True stores the weight in the
-    scheme, False leaves it as it is. `path` is the file.
+    The first of `lines` whose pattern is found in a name decides: the weight is stored in this
+    scheme, or left as it is if there is None. `path` is the file.
     """
 
     choice: SchemeChoice
-    lines: tuple[tuple[re.Pattern[str], bool], ...] = ()
+    lines: tuple[tuple[re.Pattern[str], SchemeChoice | None], ...] = ()
     path: str = ""
+
+    @property
+    def choices(self) -> list[SchemeChoice]:
+        """The schemes that weights can get, that of the layers first."""
+        others = (choice for _, choice in self.lines if choice is not None)
+        return list({str(each): each for each in (self.choice, *others)}.values())
 
 
 def find_scheme(quant: object, *, is_directory: bool) -> SchemeRecipe | None:
@@ -136,19 +143,45 @@ def _read_recipe(path: str, *, is_directory: bool) -> SchemeRecipe | None:
         what = f"`{min(unknown)}` is not a key of a recipe" if unknown else "`types` is not a table"
         raise ConversionError(f"{path}: {what}", hint=_FORM)
     lines = tuple(_read_lines(path, types, found.choice))
-    return SchemeRecipe(found.choice, lines, path)
+    made = SchemeRecipe(found.choice, lines, path)
+    refuse_mixture(made.choices, f"{path}: ")
+    return made
 
 
 def _read_lines(
     path: str, types: dict[str, object], choice: SchemeChoice
-) -> Iterator[tuple[re.Pattern[str], bool]]:
+) -> Iterator[tuple[re.Pattern[str], SchemeChoice | None]]:
     for pattern, kind in types.items():
-        if not isinstance(kind, str) or _fold(kind) not in {"KEEP", _fold(str(choice))}:
-            raise ConversionError(
-                f"{path}: the type of `{pattern}` is {kind!r}",
-                hint=f"write '{choice}', the default, or 'keep', which leaves weights unchanged",
-            )
         try:
-            yield regular_expression(pattern), _fold(kind) != "KEEP"
+            yield regular_expression(pattern), _read_kind(pattern, kind, choice)
         except ConversionError as error:
             raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _read_kind(pattern: str, kind: object, default: SchemeChoice) -> SchemeChoice | None:
+    if isinstance(kind, str):
+        if _fold(kind) == "KEEP":
+            return None
+        if _fold(kind) == _fold(str(default)):
+            return default
+        name, _, options = kind.partition(":")
+        found = _scheme_named(name)
+        if found is not None:
+            return _choose(found, options, kind)
+    raise ConversionError(
+        f"the type of `{pattern}` is {kind!r}",
+        hint=f"write '{default}', the default, another type for model directories, or 'keep', "
+        "which leaves weights unchanged",
+    )
+
+
+def refuse_mixture(choices: Sequence[SchemeChoice], where: str = "") -> None:
+    """Raise `ConversionError` if the config of one model cannot state all of these schemes."""
+    refused = [each for each in choices if not each.scheme.can_mix or each.options.scaled]
+    if len(choices) > 1 and refused:
+        mixing = [scheme.name for scheme in list_schemes() if scheme.can_mix]
+        raise ConversionError(
+            f"{where}a model cannot have weights in {join_names([*map(str, choices)], 3)}: "
+            f"{refused[0]} is not one of the types that can be mixed",
+            hint=f"types that can be mixed: {', '.join(mixing)}",
+        )

@@ -18,11 +18,11 @@ from weightctl.plan.scheme_decisions import (
     Decision,
     describe_decisions,
     find_exact,
-    shared_name,
 )
 from weightctl.plan.scheme_experts import choose_variant, exchange_experts, holds_experts
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import find_searches
+from weightctl.schemes.written import describe_mixture
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import Derived, StoredTensor
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from weightctl.plan.scheme_search import SchemeSearch
     from weightctl.plan.type_rules import TypeRule
     from weightctl.schemes.encoding import EncodedWeight, ScaleSearch, WeightEncoding
+    from weightctl.schemes.written import SchemeChoice
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -81,30 +82,29 @@ def store_in_scheme(
     decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
     if recipe.choice.scheme.of_experts:
         plan, decisions = exchange_experts(plan, decisions)
-    decisions = find_exact(plan, recipe, decisions)
+    decisions = find_exact(plan, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(plan, decisions, search)
-    scheme, options = recipe.choice
     encodings = {
-        each.item.info.name: _encode(recipe, each, base) for each in decisions if each.is_quantized
+        each.item.info.name: _encode(each, base) for each in decisions if each.is_quantized
     }
     scaled = scale_activations(plan, recipe, decisions, encodings, searches)
     weights = _encode_weights(
-        plan, recipe, decisions, encodings, searches, scaled=scaled, zero_nonfinite=zero_nonfinite
+        plan, decisions, encodings, searches, scaled=scaled, zero_nonfinite=zero_nonfinite
     )
-    source, items = _make_items(plan, recipe, decisions, weights, searches, scaled=scaled)
+    source, items = _make_items(plan, decisions, weights, searches, scaled=scaled)
     importance = None if search is None else search.importance
     consulted = {recipe.path: "the recipe"} if recipe.path else {}
     if importance is not None:
         consulted[importance.path] = "the importance matrix"
-    stated = scheme.settings(options, _list_ignored(plan, decisions))
-    document = {**settings, **dict.fromkeys(scheme.keys, stated)}
+    document = {**settings, **_describe_settings(plan, decisions)}
+    choices = dict.fromkeys(str(each.choice) for each in decisions if each.is_quantized)
     return replace(
         plan,
         source=source,
         items=items,
         documents={**plan.documents, CONFIG: json_document(document)},
-        scheme=str(recipe.choice),
+        scheme=" and ".join(choices),
         consulted={**plan.consulted, **consulted},
         notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes, *scaled.notes),
     )
@@ -150,12 +150,12 @@ def _decide(
         encoding = rule.encoding if rule.encoding is not None and is_float else kept
         return Decision(item, False, encoding, str(rule))
     line = next(((pattern, to) for pattern, to in recipe.lines if pattern.search(name)), None)
-    is_wanted = _is_chosen(plan, item, recipe) if line is None else line[1]
-    text = "" if line is None else line[0].pattern
-    if not is_wanted or not item.source.encoding.is_real:
+    of_layers = recipe.choice if _is_chosen(plan, item, recipe) else None
+    choice, text = (of_layers, "") if line is None else (line[1], line[0].pattern)
+    if choice is None or not item.source.encoding.is_real:
         return Decision(item, False, kept, text)
-    refusal = _refuse_weight(plan, item.info, recipe)
-    return Decision(item, not refusal, kept, text, refusal)
+    refusal = _refuse_weight(plan, item.info, choice)
+    return Decision(item, not refusal, kept, text, refusal, choice=choice)
 
 
 def _is_chosen(plan: Plan, item: Item, recipe: SchemeRecipe) -> bool:
@@ -175,9 +175,9 @@ def _keep(plan: Plan, item: Item, base: Encoding) -> Encoding:
     return base if source.name == "F32" and is_computed else source
 
 
-def _refuse_weight(plan: Plan, info: TensorInfo, recipe: SchemeRecipe) -> str:
-    """Return why a weight cannot be stored in the scheme; an empty text if it can."""
-    scheme, options = recipe.choice
+def _refuse_weight(plan: Plan, info: TensorInfo, choice: SchemeChoice) -> str:
+    """Return why a weight cannot be stored in a scheme; an empty text if it can."""
+    scheme, options = choice
     if scheme.of_experts:
         if not holds_experts(plan, Item(info, info)):
             return "it does not have the matrices of several experts"
@@ -255,7 +255,6 @@ def _is_unrounded(item: Item) -> bool:
 
 def _make_items(
     plan: Plan,
-    recipe: SchemeRecipe,
     decisions: Sequence[Decision],
     encoded: Iterator[EncodedWeight],
     searches: Mapping[str, ScaleSearch],
@@ -267,12 +266,12 @@ def _make_items(
     items: list[Item] = []
     weights = {weight.name: weight for weight in encoded}
     for each in decisions:
-        item, is_quantized, encoding, line, refusal, is_exact, _ = each
+        item, is_quantized, encoding, line, refusal, is_exact, _, choice = each
         name = item.info.name
         if not is_quantized:
             source = scaled.tensors.get(name, StoredTensor(plan.source, item.source.name))
             tensors[item.source.name] = source
-            asked = recipe.choice.scheme.name if refusal else None
+            asked = choice.scheme.name if refusal and choice else None
             info = item.info._replace(encoding=encoding)
             kept = replace(item, info=info, line=refusal or line, asked=asked)
             if name in scaled.tensors:
@@ -283,7 +282,10 @@ def _make_items(
             tensors[stored] = tensor
             info = tensor.info
             origin = tensor.origin
-            made = replace(item, info=info, source=info, origin=origin, line=line, weight=name)
+            made = replace(
+                item, info=info, source=info, origin=origin, line=line, weight=name,
+                scheme=str(choice),
+            )  # fmt: skip
             search = None if each.is_repacked else searches.get(name)
             importance = None if search is None else search.importance
             items.append(replace(made, is_rounded=not is_exact, searched_with=importance))
@@ -291,9 +293,9 @@ def _make_items(
     return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
 
 
-def _encode(recipe: SchemeRecipe, decision: Decision, base: Encoding) -> WeightEncoding:
+def _encode(decision: Decision, base: Encoding) -> WeightEncoding:
     """Return how a weight is stored, with the scale that it has if it is repacked with one."""
-    scheme, options = recipe.choice
+    scheme, options = decision.quantized_as
     shape, scaled = decision.item.info.shape, decision.scaled
     if scaled is not None and scheme.encode_with is not None:
         return scheme.encode_with(shape, float(scaled.whole.values[0]))
@@ -302,7 +304,6 @@ def _encode(recipe: SchemeRecipe, decision: Decision, base: Encoding) -> WeightE
 
 def _encode_weights(
     plan: Plan,
-    recipe: SchemeRecipe,
     decisions: Sequence[Decision],
     encodings: Mapping[str, WeightEncoding],
     searches: Mapping[str, ScaleSearch],
@@ -317,8 +318,8 @@ def _encode_weights(
     joined: dict[str, list[ReadableTensor]] = {}
     sought: dict[str, list[ScaleSearch]] = {}
     chosen = [each for each in decisions if each.is_quantized]
-    for item in (each.item for each in chosen):
-        shared = shared_name(recipe, item.info.name)
+    for each in chosen:
+        item, shared = each.item, each.shared_name
         name = item.info.name
         stored = StoredTensor(plan.source, item.source.name)
         sources[name] = scaled.tensors.get(name, stored)
@@ -326,7 +327,7 @@ def _encode_weights(
         if name in searches:
             sought.setdefault(shared, []).append(scaled.searches.get(name, searches[name]))
     # Blocks are repacked with a scale of 1 for the whole weight, so nothing is measured.
-    exact = {shared_name(recipe, each.item.info.name) for each in chosen if each.is_repacked}
+    exact = {each.shared_name for each in chosen if each.is_repacked}
     peaks = {
         name: SharedPeak([], zero_nonfinite=zero_nonfinite)
         if name in exact
@@ -341,14 +342,27 @@ def _encode_weights(
             sources[name],
             name,
             encodings[name],
-            str(recipe.choice),
+            str(each.choice),
             cache,
-            peaks[shared_name(recipe, name)],
+            peaks[each.shared_name],
             zero_nonfinite,
             each.is_exact,
             search,
             None if each.scaled is None else each.scaled.blocks,
         )
+
+
+def _describe_settings(plan: Plan, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the keys of a config that state how the weights are quantized."""
+    ignored = _list_ignored(plan, decisions)
+    modules: dict[SchemeChoice, list[str]] = {}
+    for each in decisions:
+        if each.is_quantized:
+            name = each.item.info.name.removesuffix(_ENDING)
+            modules.setdefault(each.quantized_as, []).append(name)
+    (scheme, options), *others = modules
+    made = describe_mixture(modules, ignored) if others else scheme.settings(options, ignored)
+    return dict.fromkeys(scheme.keys, made)
 
 
 def _list_ignored(plan: Plan, decisions: Sequence[Decision]) -> list[str]:

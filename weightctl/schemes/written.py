@@ -18,11 +18,14 @@ __all__ = [
     "WrittenScheme",
     "accept_any",
     "describe_compressed",
+    "describe_mixture",
     "refuse_groups",
 ]
 
 # Group sizes that engines support, the usual one first.
 GROUPS = (128, 64, 32)
+# The library whose settings have groups of modules.
+_COMPRESSED = "compressed-tensors"
 
 
 class SchemeOptions(NamedTuple):
@@ -73,6 +76,11 @@ class WrittenScheme:
     keys: tuple[str, ...] = ("quantization_config",)
     note: str = ""
 
+    @property
+    def can_mix(self) -> bool:
+        """Whether one model can have weights in this scheme and in others that can be mixed."""
+        return self.settings(self.defaults, ()).get("quant_method") == _COMPRESSED
+
 
 class SchemeChoice(NamedTuple):
     """A scheme and its options."""
@@ -115,7 +123,7 @@ def describe_compressed(
     group["input_activations"] = activations
     group["output_activations"] = None
     return {
-        "quant_method": "compressed-tensors",
+        "quant_method": _COMPRESSED,
         "format": form,
         "quantization_status": "compressed",
         "global_compression_ratio": None,
@@ -123,3 +131,19 @@ def describe_compressed(
         "config_groups": {"group_0": group},
         "ignore": [*ignored],
     }
+
+
+def describe_mixture(
+    modules: Mapping[SchemeChoice, Sequence[str]], ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Return the settings of a config for weights in schemes that can be mixed.
+
+    `modules` are the names of the modules of each scheme, which become a group of their own.
+    """
+    groups: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
+    for number, ((scheme, options), names) in enumerate(modules.items()):
+        stated = scheme.settings(options, ignored)
+        (group,) = stated["config_groups"].values()
+        groups[f"group_{number}"] = {**group, "targets": [*names], "format": stated["format"]}
+    return {**stated, "format": "mixed-precision", "config_groups": groups}

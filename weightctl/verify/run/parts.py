@@ -188,6 +188,12 @@ class Running:
         _, shape = self._network.embedding.weight.original_dtype_and_shape
         return shape.sizes[0]
 
+    @property
+    def width(self) -> int:
+        """The number of values that the embedding of a token has."""
+        _, shape = self._network.embedding.weight.original_dtype_and_shape
+        return shape.sizes[-1]
+
     def begin(
         self, ids: NDArray[np.int64], mask: NDArray[np.bool_], replaced: Replaced = _NOTHING
     ) -> Flow:
