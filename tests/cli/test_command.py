@@ -130,7 +130,7 @@ def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
         ("weightctl model.gguf --sort ", ["name", "size", "offset"]),
         (
             "weightctl ls --from ",
-            ["safetensors", "gguf", "pytorch", "whisper.cpp", "dcp", "npz"],
+            ["safetensors", "gguf", "pytorch", "whisper.cpp", "dcp", "npz", "keras"],
         ),
         ("weightctl shard --layout ", ["ranks", "vllm"]),
         ("weightctl shard --to ", ["safetensors", "gguf"]),

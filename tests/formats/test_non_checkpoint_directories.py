@@ -29,11 +29,6 @@ DIRECTORIES: dict[str, tuple[dict[str, bytes | str], str, str]] = {
         *(": each of these 2 files is a Git LFS pointer", "git lfs pull"),
     ),
     "zeros": ({"model.gguf": bytes(99)}, "`model.gguf` is nothing but zeros", "download it again"),
-    "keras": (
-        {"m.h5": b"\x89HDF\r\n\x1a\n" + bytes(9)},
-        "`m.h5` is an HDF5 file",
-        "its own library",
-    ),
     "nemo": (
         {"m.nemo": tarred("model_config.yaml", "model_weights.ckpt")},
         *("`m.nemo` is a NeMo model", "model_weights.ckpt"),

@@ -37,7 +37,7 @@ def sort_names(contents: Contents, by: Sort | None) -> list[str]:
         return sorted(names, key=natural)
     if by is Sort.SIZE:
         return sorted(names, key=lambda name: -extents[aliases.get(name, name)].nbytes)
-    return sorted(names, key=lambda name: extents[aliases.get(name, name)])
+    return sorted(names, key=lambda name: extents[aliases.get(name, name)][:3])
 
 
 def alignment(offset: int) -> int:

@@ -80,7 +80,10 @@ DIRECTORY_FORMATS: dict[str, FormatLine] = {
 }
 WRITTEN_FORMATS = {**FORMATS, **MODEL_FORMATS, **DIRECTORY_FORMATS}
 # Formats that are only read.
-READ_FORMATS: dict[str, FormatLine] = {"npz": FormatLine("weightctl.formats.npz", (".npz",))}
+READ_FORMATS: dict[str, FormatLine] = {
+    "npz": FormatLine("weightctl.formats.npz", (".npz",)),
+    "keras": FormatLine("weightctl.formats.keras", (".h5", ".keras", ".hdf5")),
+}
 ALL_FORMATS = {**WRITTEN_FORMATS, **READ_FORMATS}
 
 INDEX_SUFFIX = ".index.json"

@@ -12,18 +12,15 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import ENCODINGS, Encoding
-from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.base import NO_METADATA, is_possible
+from weightctl.errors import FormatError
+from weightctl.formats.base import is_possible
+from weightctl.formats.read_only import ReadOnly
 from weightctl.text.untyped import is_object, is_tuple
 from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from weightctl.formats.base import Layout, Part
     from weightctl.formats.pytorch.archive import Archive
     from weightctl.storage.base import Reader
-    from weightctl.weights.metadata import MetadataValue
 
 __all__ = ["layout", "read", "sniff", "unfit"]
 
@@ -35,8 +32,8 @@ _LENGTHS = {1: Struct("<H"), 2: Struct("<I"), 3: Struct("<I")}
 _LONGEST = 1 << 16
 _DAMAGED = "the file is damaged: check that the download is complete"
 _BFLOAT16 = "2-byte values without a type (V2) are read as BF16, as MLX and ml_dtypes write them"
-_WRITTEN = "weightctl does not write .npz"
-_HINT = "write safetensors, which NumPy and MLX read too"
+_READ_ONLY = ReadOnly(".npz", "write safetensors, which NumPy and MLX read too")
+unfit, layout = _READ_ONLY.unfit, _READ_ONLY.layout
 
 
 class _Stored(NamedTuple):
@@ -158,17 +155,3 @@ def _strides(stored: _Stored, encoding: Encoding) -> tuple[int, ...] | None:
     if not stored.is_fortran or len(shape) < 2:
         return None
     return tuple(encoding.size * prod(shape[:axis]) for axis in range(len(shape)))
-
-
-def unfit(tensors: Sequence[TensorInfo], _: Mapping[str, MetadataValue] = NO_METADATA) -> list[str]:
-    """Raise `ConversionError`: the format is only read."""
-    del tensors
-    raise ConversionError(_WRITTEN, hint=_HINT)
-
-
-def layout(
-    tensors: Sequence[TensorInfo], metadata: Mapping[str, MetadataValue], part: Part | None = None
-) -> Layout:
-    """Raise `ConversionError`: the format is only read."""
-    del tensors, metadata, part
-    raise ConversionError(_WRITTEN, hint=_HINT)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.dtype import Encoding
     from weightctl.split import Sharding
+    from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Extent", "Header", "Leaf", "Origin", "TensorInfo"]
+__all__ = ["Extent", "Header", "Leaf", "Origin", "StoredBlocks", "TensorInfo"]
 
 
 class TensorInfo(NamedTuple):
@@ -38,12 +39,24 @@ class TensorInfo(NamedTuple):
         return self.shape[-1] if self.shape else 1
 
 
+class StoredBlocks(Protocol):
+    """The blocks of a tensor that its file stores in several places, and may compress."""
+
+    def read_into(self, file: Reader, offset: int, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the tensor's bytes from `start` on.
+
+        The first block is at `offset` of the file. Raises `FormatError` if a block is damaged.
+        """
+        ...
+
+
 class Extent(NamedTuple):
     """Where a tensor's bytes are: index of the file in `Header.files`, offset and length.
 
     If the tensor is not contiguous, `strides` has the bytes from one element to the next in each
     dimension, and `nbytes` is the size of a contiguous copy. `held` has the bytes themselves if the
-    file stores them in another form.
+    file stores them in another form. `blocks` reads them if they are in several places of the file,
+    the first of them at `offset`.
     """
 
     file: int
@@ -51,6 +64,7 @@ class Extent(NamedTuple):
     nbytes: int
     strides: tuple[int, ...] | None = None
     held: bytes | None = None
+    blocks: StoredBlocks | None = None
 
 
 class Leaf(NamedTuple):

@@ -81,8 +81,11 @@ class FileSource:
         raises an error instead.
         """
         from weightctl.weights.data import WeightData
+        from weightctl.weights.deferred import Assembled
 
         info, extent = self._header.tensors[name], self._header.extents[name]
+        if extent.blocks is not None:
+            return WeightData.of(info, Assembled(self, name))
         if extent.strides is not None:
             memory = _memory(info, extent.nbytes)
             self._gather(name, 0, memory)
@@ -97,7 +100,9 @@ class FileSource:
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         """Read a tensor's bytes without a mapping."""
         extent = self._header.extents[name]
-        if extent.strides is not None:
+        if extent.blocks is not None:
+            extent.blocks.read_into(self._files[extent.file], extent.offset, start, buffer)
+        elif extent.strides is not None:
             self._gather(name, start, buffer)
         elif extent.held is not None:
             buffer[:] = extent.held[start : start + len(buffer)]
@@ -109,7 +114,8 @@ class FileSource:
     def file_range(self, name: str, /) -> FileRange | None:
         """Return the range of a file with the tensor's bytes; None if reading changes the bytes."""
         extent = self._header.extents[name]
-        if extent.strides is not None or extent.held is not None or self._header.big_endian:
+        is_elsewhere = extent.held is not None or extent.blocks is not None
+        if extent.strides is not None or is_elsewhere or self._header.big_endian:
             return None
         return FileRange(self._files[extent.file], extent.offset, extent.nbytes)
 

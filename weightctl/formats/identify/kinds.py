@@ -68,7 +68,6 @@ STARTS: tuple[tuple[int, bytes, str, str], ...] = (
      "convert the original adapter to GGUF with llama.cpp's convert_lora_to_gguf.py"),
     (0, b"nsgg", "a saved state of llama.cpp, not a model", _STATE),
     (0, b"qsgg", "a saved state of llama.cpp, not a model", _STATE),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras writes weights (.h5)", ELSEWHERE),
     (0, b"\x93NUMPY", "a NumPy array (.npy)", NUMPY),
     (4, b"TFL3", "a TensorFlow Lite model", ELSEWHERE),
     (4, b"ORTM", "an ONNX Runtime model (.ort)", ELSEWHERE),
