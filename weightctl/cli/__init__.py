@@ -155,10 +155,11 @@ def _kernels() -> str:
     epilog="\n\n".join(
         [
             exit_codes(
-                "success: verify found no problems, diff found no differences, ls --scan found "
-                "nothing dangerous, unknown or unreadable",
-                "verify found problems or differences, or could not run a requested check; diff "
-                "found differences; or ls --scan found something dangerous, unknown or unreadable",
+                "success: verify found no problems, check no violated rule, diff no differences, "
+                "ls --scan nothing dangerous, unknown or unreadable",
+                "verify found problems or differences, or could not run a requested check; check "
+                "found a violated rule; diff found differences; or ls --scan found something "
+                "dangerous, unknown or unreadable",
             ),
             (
                 "`weightctl help COMMAND` shows the options of a command, with examples. "
