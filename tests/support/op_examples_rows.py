@@ -29,10 +29,25 @@ EXAMPLES = [
         1e-6,
     ),
     Example("sum_rows", (ROWS[:0], NUMBERS[:0]), 0 * SUMS, {"count": Dim(3)}),
+    Example(
+        "sum_weighted_rows",
+        (SHARES, ROWS[:1], NUMBERS[2:3], ROWS[:0], NUMBERS[:0]),
+        np.stack([0 * ROWS[0], 0 * ROWS[0], -2 * ROWS[0]]),
+        {"first": 1},
+        1e-6,
+    ),
+    Example(
+        "sum_weighted_rows",
+        (SHARES[:1], ROWS[1:2], 0 * NUMBERS[:1], ROWS[:1], 0 * NUMBERS[:1]),
+        0.5 * ROWS[:1] + ROWS[1:2],
+        {"first": 1},
+        1e-6,
+    ),
 ]
 INFERRED = [
     Inferred("chosen_rows", (f32("n", 3),), (i64("none"), i64("some"), i64("most")), NAMES),
     Inferred("sum_rows", (f32("m", 2), i64("m")), f32("n", 2), {"count": Dim("n")}),
+    Inferred("sum_weighted_rows", (f32("n", 3), f32("m", 2), i64("m")), f32("n", 2), {"first": 2}),
 ]
 REFUSED = [
     Refused("chosen_rows", (i64("n", 3),), "needs a float dtype", NAMES),
@@ -45,4 +60,11 @@ REFUSED = [
         {"count": Dim(3)},
     ),
     Refused("sum_rows", (f32("m", 2), f32("m")), "needs an integer dtype", {"count": Dim(3)}),
+    Refused(
+        "sum_weighted_rows",
+        (f32("n", 3), f32("m", 2), i64("m")),
+        "columns 3 to 3 are not among the 3 columns",
+        {"first": 3},
+    ),
+    Refused("sum_weighted_rows", (f32(3), f32("m", 2), i64("m")), "fixed number", {"first": 0}),
 ]

@@ -10,11 +10,10 @@ from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
 from weightctl.engine.products import EncodedMatrix, multiply
 from weightctl.errors import EngineError, WeightctlError
-from weightctl.graph.ops.create import CONSTANT
+from weightctl.graph.ops.create import CONSTANT, RANGE
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.product import MATMUL
 from weightctl.graph.ops.value_checks import DelayedCheck, delaying_checks, raise_first
-from weightctl.shape import Dim
 from weightctl.text.untyped import is_tuple
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType
     from weightctl.engine.bound_weights import BoundWeights
+    from weightctl.engine.inputs import Size
     from weightctl.engine.schedule import EmptyRegion, Operation, Place, Schedule
 
     # Takes the name of a weight that is a right operand of a product, and the left operand.
@@ -117,23 +117,24 @@ class _Running:
         except Exception as error:
             raise self._failure(operation, (), error) from error
         if operation.forms:
-            self._kept = {
-                form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
-            }
-            self._loaded = {}
+            self._keep_loaded(operation)
             self._expect_after(number)
         results = self._compute(number, given)
-        self._refuse(operation, given, results, self._sizes_of(operation.call))
-        self._show(operation, given)
-        self._values.update(zip(operation.outputs, results, strict=True))
+        if not self._are_of_types(operation, results, self._sizes_of(operation.call)):
+            self._refuse(operation, given, results, self._sizes_of(operation.call))
+        if self._observe is not None:
+            self._show(self._observe, operation, given)
+        values = self._values
+        for slot, result in zip(operation.outputs, results, strict=True):
+            values[slot] = result
         if not given:
             self._borrowed |= {_memory(tensor) for tensor in results}
         for slot in operation.frees:
-            self._values.pop(slot, None)
+            values.pop(slot, None)
         return number + 1
 
     def _compute(self, number: int, given: Sequence[Tensor | EncodedMatrix]) -> Sequence[Tensor]:
-        """Return the results of an operation; a constant is copied to its device only once."""
+        """Return the results of an operation; constants and fixed ranges are made only once."""
         if number in self._constants:
             return (self._constants[number],)
         operation = self._plan.operations[number]
@@ -153,25 +154,37 @@ class _Running:
             check = self._checks[place]
             failure = self._failure(operation, given, check.error)
             self._checks[place] = DelayedCheck(check.is_wrong, failure)
-        if operation.op is CONSTANT:
+        if operation.op is CONSTANT or (operation.op is RANGE and operation.is_resolved):
             self._constants[number] = found
         results: Sequence[Tensor] = found if is_tuple(found) else (found,)
         return results
 
-    def _show(self, operation: Operation, given: Sequence[Tensor | EncodedMatrix]) -> None:
+    def _show(
+        self,
+        observe: ProductObserver,
+        operation: Operation,
+        given: Sequence[Tensor | EncodedMatrix],
+    ) -> None:
         """Call the observer if the operation is a product of a value with a weight."""
-        if self._observe is None or operation.op is not MATMUL:
+        if operation.op is not MATMUL:
             return
         left, right = given[0], operation.inputs[1]
         if isinstance(right, WeightForm) and not isinstance(left, EncodedMatrix):
-            self._observe(right.name, left)
+            observe(right.name, left)
 
     def _skip(self, region: EmptyRegion, call: int) -> int:
         """Give the results of a region in which they are all empty, and return where it ends."""
-        sizes = self._sizes_of(call)
         self._kept = {}
-        for slot, kind, dims in region.outputs:
-            self._values[slot] = _empty(kind.dtype, kind.device, sizes_of(dims, sizes))
+        made = region.made
+        if made is None:
+            sizes = self._sizes_of(call)
+            made = [
+                (slot, _empty(kind.dtype, kind.device, sizes_of(dims, sizes)))
+                for slot, kind, dims in region.outputs
+            ]
+            if region.is_fixed:
+                region.made = made
+        self._values.update(made)
         for slot in region.frees:
             self._values.pop(slot, None)
         return region.end
@@ -193,6 +206,9 @@ class _Running:
 
     def _gather_inputs(self, operation: Operation) -> list[Tensor | EncodedMatrix]:
         given = operation.inputs
+        if not operation.forms:
+            values = self._values
+            return [values[slot] for slot in operation.slots]
         table = operation.table
         if table is not None and not {table.base} & (operation.keeps | self._kept.keys()):
             picked = self._weights.pick_rows(table, self._tensor(given[1]))
@@ -222,6 +238,14 @@ class _Running:
                 self._borrowed.add(_memory(tensor))
         self._loaded[place.base] = tensor
         return place.view(tensor)
+
+    def _keep_loaded(self, operation: Operation) -> None:
+        """Keep the weights of an operation that the next one uses."""
+        if self._loaded or self._kept:
+            self._kept = {
+                form: tensor for form, tensor in self._loaded.items() if form in operation.keeps
+            }
+            self._loaded = {}
 
     def _expect_after(self, number: int) -> None:
         """Start reading ahead the weights of the next operation that uses weights."""
@@ -258,31 +282,53 @@ class _Running:
         return found
 
     def _are_of_types(
-        self, operation: Operation, results: Sequence[Tensor], sizes: Mapping[str, int]
+        self, operation: Operation, results: Sequence[Tensor], sizes: dict[str, int]
     ) -> bool:
-        """Whether results are of the types in the graph; False also if a size is not known."""
+        """Whether results are of the types in the graph; False also if a size is not known.
+
+        A name without a size yet takes the size of a result for the rest of the call.
+        """
         types = operation.torch_types
         if types is None:
             types = operation.torch_types = tuple(
-                (torch_dtype(kind.dtype), torch_device(kind.device)) for kind in operation.types
+                (torch_dtype(kind.dtype), torch_device(kind.device), kind.device.kind == "cpu")
+                for kind in operation.types
             )
         if len(results) != len(types):
             return False
-        for (dtype, device), dims, result in zip(types, operation.shapes, results, strict=True):
-            if result.dtype is not dtype or result.device != device:
+        for (dtype, device, is_cpu), dims, result in zip(
+            types, operation.shapes, results, strict=True
+        ):
+            # To compare devices takes more time.
+            if result.dtype is not dtype or not (
+                (is_cpu and result.is_cpu) or result.device == device
+            ):
                 return False
             shape = result.shape
-            if len(dims) != len(shape):
+            if shape != dims and not self._is_of_shape(operation.call, dims, shape, sizes):
                 return False
-            for dim, size in zip(dims, shape, strict=True):
-                if isinstance(dim, int):
-                    wanted: int | None = dim
-                elif isinstance(dim, str):
-                    wanted = sizes.get(dim)
-                else:
-                    wanted = self._computed.get((operation.call, id(dim)))
-                if size != wanted:
-                    return False
+        return True
+
+    def _is_of_shape(
+        self, call: int, dims: Sequence[Size], shape: Sequence[int], sizes: dict[str, int]
+    ) -> bool:
+        if len(dims) != len(shape):
+            return False
+        for dim, size in zip(dims, shape, strict=True):
+            if isinstance(dim, int):
+                wanted: int | None = dim
+            elif isinstance(dim, str):
+                wanted = sizes.setdefault(dim, size)
+            else:
+                wanted = self._computed.get((call, id(dim)))
+                if wanted is None:
+                    try:
+                        wanted = size_of(dim, sizes)
+                    except EngineError:
+                        return False
+                    self._computed[call, id(dim)] = wanted
+            if size != wanted:
+                return False
         return True
 
     def _refuse(
@@ -292,9 +338,7 @@ class _Running:
         results: Sequence[Tensor],
         sizes: dict[str, int],
     ) -> None:
-        """Raise `EngineError` if results differ from the types in the graph."""
-        if self._are_of_types(operation, results, sizes):
-            return
+        """Raise `EngineError` that says how results differ from the types in the graph."""
         if len(results) != len(operation.types):
             count = f"the operation gave {len(results)} results instead of {len(operation.types)}"
             raise self._failure(operation, given, EngineError(count))
@@ -302,18 +346,11 @@ class _Running:
             if len(dims) == result.ndim:
                 for dim, size in zip(dims, result.shape, strict=True):
                     if isinstance(dim, str):
-                        # A name without a size yet takes the size of this result for the rest of
-                        # the call.
                         sizes.setdefault(dim, size)
             try:
                 shape = sizes_of(dims, sizes)
             except EngineError as error:
                 raise self._failure(operation, given, error) from error
-            self._computed |= {
-                (operation.call, id(dim)): size
-                for dim, size in zip(dims, shape, strict=True)
-                if isinstance(dim, Dim)
-            }
             same_place = result.device == torch_device(kind.device)
             if (
                 result.dtype is not torch_dtype(kind.dtype)

@@ -46,17 +46,26 @@ class GraphRun(NamedTuple):
     names: Mapping[str, Dim]
 
 
-class EmptyRegion(NamedTuple):
+@dataclass(slots=True)
+class EmptyRegion:
     """Consecutive operations whose results are all empty if the dimension `name` has size 0.
 
     Then the engine continues with operation `end`. `outputs` are the slots, types and shapes of
-    results that are used after the region, and `frees` are slots that are not read after it.
+    results that are used after the region, and `frees` are slots that are not read after it. If
+    shapes do not depend on other names, the engine sets `made`, the results by slot.
     """
 
     name: str
     end: int
     outputs: tuple[tuple[int, TensorType, tuple[Size, ...]], ...]
     frees: tuple[int, ...]
+    made: Sequence[tuple[int, torch.Tensor]] | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no shape depends on a name but that of the region."""
+        dims = {dim for _, _, shape in self.outputs for dim in shape}
+        return all(isinstance(dim, int) or dim == self.name for dim in dims)
 
 
 @dataclass(slots=True)
@@ -67,9 +76,10 @@ class Operation:
     `call` is the number of the run that it is part of. After the operation, the slots in `frees`
     are not read again, and the weights in `keeps` are used by the next operation that uses weights.
     `region` is the region that begins with the operation, if any, and `forms` are the weights that
-    the operation uses, in the forms before they are cast and transposed. `table` is the weight
+    the operation uses, in the forms before they are cast and transposed; `slots` are those of its
+    other inputs. `table` is the weight
     whose rows the operation picks, if it does; the second input has the row numbers. The first run
-    sets `torch_types`, the dtypes and devices of the results.
+    sets `torch_types`: dtypes and devices of the results, and whether they are on the CPU.
     """
 
     op: Op
@@ -86,11 +96,13 @@ class Operation:
     keeps: frozenset[WeightForm] = frozenset()
     region: EmptyRegion | None = None
     forms: tuple[WeightForm, ...] = field(init=False)
+    slots: tuple[int, ...] = field(init=False)
     table: WeightForm | None = field(init=False)
-    torch_types: tuple[tuple[torch.dtype, torch.device], ...] | None = None
+    torch_types: tuple[tuple[torch.dtype, torch.device, bool], ...] | None = None
 
     def __post_init__(self) -> None:
         self.forms = tuple(each.base for each in self.inputs if isinstance(each, WeightForm))
+        self.slots = tuple(each for each in self.inputs if not isinstance(each, WeightForm))
         first = self.inputs[0] if self.op.picks_rows else None
         self.table = first if isinstance(first, WeightForm) else None
 

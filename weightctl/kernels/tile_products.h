@@ -17,6 +17,9 @@
 #define HEIGHT 6
 #endif
 #define WIDTH 2
+/* The columns whose products are added up in a register, and then to a sum: a sum of all of them in
+   one order is less exact. */
+#define ADDED 64
 
 /* Arrange the values of `count` vectors, of at most ARRANGED, as if others were zero. */
 static void arrange_vectors(const float *vectors, size_t count, size_t columns, float *to)
@@ -44,23 +47,26 @@ static void arrange_vectors(const float *vectors, size_t count, size_t columns, 
 INLINE void add_products_of_rows(const float *rows, const float *x, size_t next, size_t depth,
                                  const size_t width, float *sums, size_t pitch)
 {
-    f32v all[HEIGHT][WIDTH] = {{{0}}};
-    for (size_t c = 0; c < depth; c++) {
-        f32v of_vectors[WIDTH];
-        for (size_t v = 0; v < width; v++)
-            of_vectors[v] = f32v_load(x + v * next + LANES * c);
-#pragma GCC unroll 12
-        for (size_t r = 0; r < HEIGHT; r++) {
-            f32v value = f32v_all(rows[TILE_DISTANCE * r + c]);
+    for (size_t c = 0; c < depth;) {
+        const size_t end = c + ADDED < depth ? c + ADDED : depth;
+        f32v all[HEIGHT][WIDTH] = {{{0}}};
+        for (; c < end; c++) {
+            f32v of_vectors[WIDTH];
             for (size_t v = 0; v < width; v++)
-                all[r][v] = f32v_add_product(all[r][v], value, of_vectors[v]);
+                of_vectors[v] = f32v_load(x + v * next + LANES * c);
+#pragma GCC unroll 12
+            for (size_t r = 0; r < HEIGHT; r++) {
+                f32v value = f32v_all(rows[TILE_DISTANCE * r + c]);
+                for (size_t v = 0; v < width; v++)
+                    all[r][v] = f32v_add_product(all[r][v], value, of_vectors[v]);
+            }
         }
+        for (size_t r = 0; r < HEIGHT; r++)
+            for (size_t v = 0; v < width; v++) {
+                float *sum = sums + r * pitch + v * LANES;
+                f32v_store(sum, f32v_load(sum) + all[r][v]);
+            }
     }
-    for (size_t r = 0; r < HEIGHT; r++)
-        for (size_t v = 0; v < width; v++) {
-            float *sum = sums + r * pitch + v * LANES;
-            f32v_store(sum, f32v_load(sum) + all[r][v]);
-        }
 }
 
 /* Set out[n * stride + r] to the sum of row r and vector n. */
@@ -109,5 +115,6 @@ static void multiply_tile(const struct codec *codec, const uint8_t *blocks, size
 
 #undef HEIGHT
 #undef WIDTH
+#undef ADDED
 
 #endif

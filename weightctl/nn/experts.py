@@ -129,7 +129,6 @@ class MixtureOfExperts(Divisible):
         rows = read.reshape((-1, read.shape[-1]))
         shares = self._shares(x if routed is None else routed, tokens)
         chosen = ops.chosen_rows(shares)
-        columns = ops.split(shares, [1] * len(self.experts), axis=-1)
         # Experts are added in groups that have about twice as many rows as there are positions:
         # their results are in memory together, and each sum is a pass over all positions.
         size = max(1, 2 * self.routing.count // self.routing.used)
@@ -139,9 +138,12 @@ class MixtureOfExperts(Divisible):
             pairs = [
                 each
                 for n in group
-                for each in (self._compute(n, rows, columns[n], chosen[n]), chosen[n])
+                for each in (self._compute(n, rows, shares, chosen[n]), chosen[n])
             ]
-            sums.append(ops.sum_rows(*pairs, count=rows.shape[0]))
+            if self.scales_inputs:
+                sums.append(ops.sum_rows(*pairs, count=rows.shape[0]))
+            else:
+                sums.append(ops.sum_weighted_rows(shares, *pairs, first=first))
         y = sums[0]
         for each in sums[1:]:
             y = y + each
@@ -157,14 +159,15 @@ class MixtureOfExperts(Divisible):
         return y + beside
 
     def _compute(self, number: int, rows: Value, shares: Value, chosen: Value) -> Value:
-        """Return an expert's results for the rows that chose it, multiplied by their shares.
+        """Return an expert's results for the rows that chose it.
 
-        `shares` are those of all rows, [rows, 1].
+        With `scales_inputs`, these rows are multiplied by their shares, which are those of all
+        rows, [rows, experts].
         """
-        expert = self.experts[number]
         x = ops.embedding(rows, chosen)
-        share = ops.embedding(shares, chosen)
-        return expert(x * share) if self.scales_inputs else expert(x) * share
+        if self.scales_inputs:
+            x = x * ops.embedding(shares[:, number : number + 1], chosen)
+        return self.experts[number](x)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies with which each shard has a part of every expert, and the whole router.
@@ -219,6 +222,8 @@ class MixtureOfExperts(Divisible):
         if self.has_scales:
             given = given * self.scales()
         given = given.cast(x.dtype).reshape((-1, self.routing.count))
+        if len(self.experts) == self.routing.count:
+            return given
         return given[:, self.first : self.first + len(self.experts)]
 
 

@@ -43,7 +43,14 @@ from weightctl.graph.ops.binary import (
     where,
 )
 from weightctl.graph.ops.call import CALL, call
-from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS, SUM_ROWS, chosen_rows, sum_rows
+from weightctl.graph.ops.chosen_rows import (
+    CHOSEN_ROWS,
+    SUM_ROWS,
+    SUM_WEIGHTED_ROWS,
+    chosen_rows,
+    sum_rows,
+    sum_weighted_rows,
+)
 from weightctl.graph.ops.collectives import (
     ALLGATHER,
     ALLREDUCE,
@@ -201,6 +208,7 @@ __all__ = [
     "sub",
     "sum",
     "sum_rows",
+    "sum_weighted_rows",
     "tanh",
     "top_k",
     "transfer_to",
@@ -219,6 +227,7 @@ _RECORDS = (
     CALL,
     CHOSEN_ROWS,
     SUM_ROWS,
+    SUM_WEIGHTED_ROWS,
     ALLGATHER,
     ALLREDUCE,
     REDUCE_SCATTER,

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike
 
-__all__ = ["CHOSEN_ROWS", "SUM_ROWS", "chosen_rows", "sum_rows"]
+__all__ = [
+    "CHOSEN_ROWS",
+    "SUM_ROWS",
+    "SUM_WEIGHTED_ROWS",
+    "chosen_rows",
+    "sum_rows",
+    "sum_weighted_rows",
+]
 
 
 def chosen_rows(shares: ValueLike) -> tuple[Value, ...]:
@@ -48,11 +55,13 @@ def lower_chosen_rows(shares: Tensor, *, names: tuple[str, ...]) -> tuple[Tensor
     """Return the numbers; they are found for all columns together."""
     import torch
 
+    del names
     chosen = shares.T.contiguous() != 0
     # torch has no annotations for `tolist`.
     counts: list[int] = cast("Any", chosen.sum(-1)).tolist()
-    del names
-    return torch.split(chosen.nonzero()[:, 1], counts)
+    rows = chosen.nonzero()[:, 1]
+    none, parts = rows[:0], iter(torch.split(rows, [count for count in counts if count]))
+    return tuple([next(parts) if count else none for count in counts])
 
 
 CHOSEN_ROWS = Op("chosen_rows", infer_chosen_rows, lower_chosen_rows)
@@ -99,3 +108,47 @@ def lower_sum_rows(*pairs: Tensor, count: int) -> Tensor:
 
 
 SUM_ROWS = Op("sum_rows", infer_sum_rows, lower_sum_rows)
+
+# The bytes of an int64.
+_LONG = 8
+
+
+def sum_weighted_rows(shares: ValueLike, *pairs: ValueLike, first: int = 0) -> Value:
+    """Return [rows, ...], in which row `n` is the weighted sum of the rows whose number is `n`.
+
+    `shares` is [rows, columns]. `pairs` are as for `sum_rows`, one for each column from `first` on:
+    a row with number `n` is multiplied by the share in row `n` of its column. Raises `GraphError`
+    as `sum_rows` does, and if there are fewer columns than pairs.
+    """
+    return apply("sum_weighted_rows", shares, *pairs, first=first)
+
+
+def infer_sum_weighted_rows(shares: TensorType, *pairs: TensorType, first: int) -> TensorType:
+    """Return the type of the sums."""
+    if shares.rank != 2 or not shares.shape[1].is_static:
+        raise GraphError("the shares must be [rows, columns], with a fixed number of columns")
+    require_same_dtype(shares, *pairs[:1])
+    columns, wanted = int(shares.shape[1]), first + len(pairs) // 2
+    if first < 0 or wanted > columns:
+        raise GraphError(f"columns {first} to {wanted - 1} are not among the {columns} columns")
+    return infer_sum_rows(*pairs, count=shares.shape[0])
+
+
+def lower_sum_weighted_rows(shares: Tensor, *pairs: Tensor, first: int) -> Tensor:
+    """Return the sums; raises `IndexError` if a number is not a row of the shares."""
+    count = shares.shape[0]
+    made = pairs[0].new_zeros((count, *pairs[0].shape[1:]))
+    beyond = (1,) * (made.dim() - 1)
+    for column, (rows, numbers) in enumerate(zip(pairs[::2], pairs[1::2], strict=True), first):
+        if not rows.shape[0]:
+            continue
+        chosen = numbers if numbers.element_size() == _LONG else numbers.long()
+        own = shares[:, column].index_select(0, chosen).view(-1, *beyond)
+        if count == rows.shape[0] == 1:
+            made.addcmul_(rows, own)
+        else:
+            made.index_add_(0, chosen, rows * own)
+    return made
+
+
+SUM_WEIGHTED_ROWS = Op("sum_weighted_rows", infer_sum_weighted_rows, lower_sum_weighted_rows)

@@ -147,14 +147,15 @@ def lower_embedding(
     device: DeviceRef | None = None,
 ) -> Tensor:
     """Return a copy of the rows; raises `EngineError` if an id is not a row of the table."""
-    from torch.nn import functional
+    import torch
 
-    # Blocks that the device cannot decode are on the CPU; the decoded values go to the device.
-    ids = ids.to(weight.device)
+    if not (ids.is_cpu and weight.is_cpu):
+        # Blocks that the device cannot decode are on the CPU; the decoded values go to the device.
+        ids = ids.to(weight.device)
     if is_on_gpu(ids):
         ids = clamp_rows(ids, weight.shape[0])
     try:
-        rows = functional.embedding(ids.long(), weight)
+        rows = torch.embedding(weight, ids.long())
     except IndexError:
         clamp_rows(ids, weight.shape[0])  # this error names the row
         raise
