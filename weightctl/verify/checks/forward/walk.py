@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.verify.checks.forward.ahead import LayerAhead
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.run.output import measure_activation
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
@@ -133,13 +134,16 @@ class Walk:
 
     `own` is the output of the last part that the checkpoint ran, computed from its own previous
     output; `wanted` is that of the reference. Both are float32[windows, positions, hidden].
-    `activations` are the figures of the checkpoint's parts so far.
+    `activations` are the figures of the checkpoint's parts so far. The layers up to `last` are to
+    be run. Unless `reference` runs on a GPU, it runs a layer on another thread, while the
+    checkpoint runs the one before.
     """
 
     def __init__(
-        self, subject: Running, reference: Running, pairing: Pairing, prompt: Prompt
+        self, subject: Running, reference: Running, pairing: Pairing, prompt: Prompt, last: int
     ) -> None:
         self.subject, self.reference = subject, reference
+        self._ahead = LayerAhead(reference, last)
         self._pairs = {pair.module: pair for pair in pairing.pairs}
         self._prompt = prompt
         self._flows: dict[Running, Flow] = {}
@@ -165,7 +169,7 @@ class Walk:
         Layers must be run in order. The checkpoint's layer also runs on its own previous output.
         """
         given = self.wanted
-        wanted = self.reference.layer(number, given, self._beside.beside)
+        wanted = self._ahead.take(number, given, self._beside.beside)
         added = _subtract(wanted, given)
 
         def recompute(running: Running, replaced: Replaced) -> Share:
@@ -181,6 +185,10 @@ class Walk:
         self._note(name_layer(number))
         found = self._measure_share(forced, wanted, added)
         return self._compare_part(name_layer(number), found, recompute)
+
+    def close(self) -> None:
+        """Wait for the layer that the reference runs, if any, and drop its output."""
+        self._ahead.close()
 
     def output(self) -> ComparedPart:
         """Compare the logits of some positions after the last layer."""
