@@ -18,7 +18,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError
 from weightctl.nn.models import build_network
-from weightctl.verify.checks.forward.ahead import LayerAhead
+from weightctl.verify.checks.forward.walk import LayerAhead
 from weightctl.verify.run.parts import Running
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.checks.forward.ahead import LayerAhead
 from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.run.output import measure_activation
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import Activation
     from weightctl.verify.run.parts import Flow, Replaced, Running
     from weightctl.verify.run.prompt import Prompt
+    from weightctl.weights.buffer import Buffer
     from weightctl.weights.derived import ReadableTensor
 
     F64 = NDArray[np.float64]
 
 __all__ = [
     "ComparedPart",
+    "LayerAhead",
     "Share",
     "Walk",
     "is_beyond",
@@ -127,6 +131,36 @@ class ComparedPart:
     def is_well(self, running: Running, replaced: Replaced) -> bool:
         """Whether this part of the model `running` matches with some weights replaced."""
         return not is_beyond(self.recompute(running, replaced), self.expected)
+
+
+class LayerAhead:
+    """Runs the layers of a model in order, up to `last`, one of them in advance.
+
+    On a GPU none is, since its layers would compete for the memory.
+    """
+
+    def __init__(self, running: Running, last: int) -> None:
+        self._running, self._last = running, last
+        self._thread = ThreadPoolExecutor(1, "weightctl-layer") if running.is_on_cpu else None
+        self._begun: Future[F32] | None = None
+
+    def take(self, number: int, x: F32, beside: Sequence[Buffer]) -> F32:
+        """Return the output of a layer for its input `x`, and begin to run the next one.
+
+        An error of a layer is raised when its own output is taken.
+        """
+        begun, self._begun = self._begun, None
+        made = self._running.layer(number, x, beside) if begun is None else begun.result()
+        if self._thread is not None and number < self._last:
+            # NumPy's error state is part of the context.
+            run = copy_context().run
+            self._begun = self._thread.submit(run, self._running.layer, number + 1, made, beside)
+        return made
+
+    def close(self) -> None:
+        """Wait for the layer that runs, and drop its output."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
 
 
 class Walk:
