@@ -231,6 +231,9 @@ def test_the_verify_bench_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"\(target [\d.]+\)", done.stdout)) >= 2, done.stderr
     assert "(target 1%)" in done.stdout
+    done = run("verify.py", *arguments, "--all-checks", "--before", str(BENCH.parents[1]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("reports differ in 0 places") == 2
 
 
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target() -> None:

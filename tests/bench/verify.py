@@ -6,12 +6,18 @@ runs them on the same tokens and computes the divergence: once it reads the seco
 directory and, where accelerate is installed, once from the GGUF file. Every run is a process of its
 own; they take turns, the first round is not counted, and medians are printed. Peaks are those of
 the processes. Both sides have their bytecode on the disk, as installed packages have.
+
+With `--all-checks`, all checks of its Q4_K_M GGUF file are run instead, with one thread and with
+two: their time, and the processor time, which other work on the machine changes less. `--before
+TREE` runs the version in another tree in turns, whose kernels must be built; verdicts and figures
+of both must be equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -20,26 +26,40 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 MOST_TIMES, MOST_PEAK, TOKENS = 2.0, 700_000_000, 256
+# How many times as fast as before verification is to be.
+LEAST_FASTER, THREADS = 1.5, (1, 2)
 TESTS = Path(__file__).parents[1]
-REFERENCE, QUANTIZED, NUMBERS = "reference", "model.gguf", "numbers"
+TREE = TESTS.parent
+REFERENCE, QUANTIZED, NUMBERS, MIXED = "reference", "model.gguf", "numbers", "mixed.gguf"
 WEIGHTCTL = (sys.executable, "-m", "weightctl")
 # Both sides' divergences are of the same numbers in float32.
 WITHIN = 0.01
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
+# Figures are printed with three digits.
+NEAR = 1e-4
+
+
 class Run(NamedTuple):
-    """What a process took: seconds, peak in bytes; and the mean divergence that it found."""
+    """What a process took: seconds, of the processor too, and peak in bytes; and its report."""
 
     seconds: float
+    processor: float
     peak: int
-    divergence: float
+    report: Any
+
+    @property
+    def divergence(self) -> float:
+        """The mean divergence that it found."""
+        found: float = self.report["checks"]["forward"]["figures"]["divergence"]["mean"]
+        return found
 
 
 def prepare(source: Path, folder: Path, text: str, count: int) -> str:
@@ -81,14 +101,17 @@ def transformers(folder: Path, other: str, tokens: str) -> None:
     print(json.dumps({"checks": {"forward": {"figures": {"divergence": {"mean": mean}}}}}))
 
 
-def measure(command: Sequence[str | Path]) -> Run:
-    """Run a command that prints JSON."""
+def measure(command: Sequence[str | Path], folder: Path | None = None, **variables: str) -> Run:
+    """Run a command that prints JSON, in a folder and with environment variables."""
     environment = {name: given for name, given in os.environ.items() if name != NO_BYTECODE}
+    environment |= variables
     words = list(map(str, command))
     start = time.perf_counter()
     with (
         tempfile.TemporaryFile() as errors,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, env=environment) as process,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=folder
+        ) as process,
     ):
         assert process.stdout is not None
         printed = process.stdout.read()
@@ -97,8 +120,58 @@ def measure(command: Sequence[str | Path]) -> Run:
         errors.seek(0)
         assert not process.returncode, printed + errors.read()
     seconds = time.perf_counter() - start
-    figures = json.loads(printed)["checks"]["forward"]["figures"]
-    return Run(seconds, usage.ru_maxrss * 1024, figures["divergence"]["mean"])
+    processor = usage.ru_utime + usage.ru_stime
+    return Run(seconds, processor, usage.ru_maxrss * 1024, json.loads(printed))
+
+
+def measure_all_checks(folder: Path, before: Path | None, rounds: int, warm_up: int) -> bool:
+    """Run all checks with each tree in turns; print; return whether their reports differ."""
+    options = ["convert", "-q", folder / REFERENCE, folder / MIXED, "--quant", "Q4_K_M"]
+    subprocess.run([*WEIGHTCTL, *options], check=True)
+    command = [*WEIGHTCTL, "verify", folder / MIXED, "--against", folder / REFERENCE, "--json"]
+    trees = {"now": TREE} | ({} if before is None else {"before": before.resolve()})
+    differs = False
+    for threads in map(str, THREADS):
+        runs: dict[str, list[Run]] = {name: [] for name in trees}
+        for turn in range(warm_up + rounds):
+            for name, tree in trees.items():
+                # In a folder without a package, which Python would prefer to that of the tree.
+                run = measure(command, folder, PYTHONPATH=str(tree), OMP_NUM_THREADS=threads)
+                if turn >= warm_up:
+                    runs[name].append(run)
+        for name, each in runs.items():
+            middle = statistics.median(run.processor for run in each)
+            taken = ", ".join(f"{run.seconds:.2f}" for run in each)
+            peak = max(run.peak for run in each) / 1e6
+            text = f"processor {middle:.2f} s, seconds {taken}, peak {peak:.0f} MB"
+            print(f"all checks, {threads} threads, {name}: {text}")
+        if before is None:
+            continue
+        for what in ("processor", "seconds"):
+            now, then = (
+                statistics.median(getattr(run, what) for run in runs[name])
+                for name in ("now", "before")
+            )
+            print(f"{what}: {then / now:.2f} times as fast (target {LEAST_FASTER})")
+        differences = [*_differences(runs["before"][0].report, runs["now"][0].report)]
+        print(f"reports differ in {len(differences)} places: {', '.join(differences[:5])}")
+        differs |= bool(differences)
+    return differs
+
+
+def _differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
+    """Yield where two reports have other verdicts or figures; times may differ."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        for name in one.keys() - {"seconds"}:
+            yield from _differences(one[name], other[name], f"{where}.{name}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for place, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{where}[{place}]")
+    elif isinstance(one, float) and isinstance(other, float):
+        if not math.isclose(one, other, rel_tol=NEAR):
+            yield where
+    elif one != other:
+        yield where
 
 
 def main() -> None:
@@ -109,6 +182,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that are not counted")
     parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
+    parser.add_argument("--all-checks", action="store_true", help="measure all checks of a Q4_K_M")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="a tree to compare with")
     parser.add_argument("--as-transformers", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_transformers:
@@ -116,10 +191,14 @@ def main() -> None:
         transformers(Path(folder), other, tokens)
         return
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
-        folder = Path(temporary)
+        folder = Path(temporary).resolve()
         text = (TESTS.parent / "fixtures" / "tiny-llama" / "held-out.txt").read_text()[:4000]
         source = arguments.model or _smollm2()
         tokens = prepare(source, folder, text, arguments.tokens)
+        if arguments.all_checks:
+            sys.exit(
+                measure_all_checks(folder, arguments.before, arguments.rounds, arguments.warm_up)
+            )
         same = [sys.executable, __file__, "--as-transformers", folder]
         commands: dict[str, list[str | Path]] = {
             "verify": [

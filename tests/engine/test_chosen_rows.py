@@ -11,6 +11,7 @@ from arrays import stored
 from engine_graphs import F32, counted, loaded, numbers, ran
 from weightctl import open_weights
 from weightctl.graph import Graph, TensorType, Weight, ops
+from weightctl.graph.ops.chosen_rows import number_chosen
 from weightctl.nn import MixtureOfExperts
 
 if TYPE_CHECKING:
@@ -94,3 +95,15 @@ def test_one_expert_of_a_mixture_can_be_all() -> None:
     gated = x @ gate.T
     wanted = (gated / (1 + np.exp(-gated)) * (x @ up.T)) @ down.T
     np.testing.assert_allclose(ran(graph, x, registry=registry), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_on_a_gpu_the_same_rows_are_found_without_waiting_for_it() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    for shape in ((7, 40), (3, 1), (4, 0)):
+        chosen = torch.from_numpy(rng.integers(0, 2, shape) != 0)
+        count = int(chosen.sum())
+        found = number_chosen(chosen, count)
+        assert found.tolist() == chosen.nonzero()[:, 1].tolist()
+    # Elements on the device `meta` have no values that could be read.
+    assert number_chosen(torch.ones(2, 3, dtype=torch.bool, device="meta"), 4).shape == (4,)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
+from threading import enumerate as list_threads
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError
 from weightctl.nn.models import build_network
+from weightctl.verify.checks.forward.walk import LayerAhead
 from weightctl.verify.run.parts import Running
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.from_arrays import as_checkpoint
@@ -54,6 +57,29 @@ def whole(of: Any) -> np.ndarray[Any, Any]:
 def test_parts_in_turn_give_what_the_whole_graph_gives_to_the_bit(family: str) -> None:
     found = in_parts(Running(checkpoint(family)))
     assert found.tobytes() == whole(checkpoint(family)).tobytes()
+
+
+def test_layers_that_run_in_advance_have_the_same_outputs() -> None:
+    running = Running(checkpoint("llama"))
+    flow = running.begin(IDS, MASK)
+    x = wanted = flow.x
+    with closing(LayerAhead(running, running.layers - 1)) as ahead:
+        for number in range(running.layers):
+            x = ahead.take(number, x, flow.beside)
+            wanted = running.layer(number, wanted, flow.beside)
+            assert x.tobytes() == wanted.tobytes()
+    assert not any("weightctl-layer" in thread.name for thread in list_threads())
+
+
+def test_an_error_of_a_layer_in_advance_is_raised_when_its_output_is_taken() -> None:
+    running = Running(checkpoint("llama"))
+    flow = running.begin(IDS, MASK)
+    with closing(LayerAhead(running, running.layers)) as ahead:
+        x = flow.x
+        for number in range(running.layers):
+            x = ahead.take(number, x, flow.beside)
+        with pytest.raises(IndexError):
+            ahead.take(running.layers, x, flow.beside)
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma3"])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.engine.stored import StoredWeight
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix", "multiply"]
+__all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix"]
 
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
@@ -125,11 +125,6 @@ def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:
     is_exact = form.read_as is None or stored is form.dtype
     wanted = form.dtype if form.read_as is None else form.read_as
     return is_short and is_exact and wanted is DType.float32 and all(form.shape)
-
-
-def multiply(left: Tensor, right: EncodedMatrix) -> Tensor:
-    """Return the product of a tensor with a matrix in its stored encoding."""
-    return right.multiply(left)
 
 
 def _run_in_threads(work: Callable[[int, int], None], start: int, stop: int, size: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.engine.arrays import describe_tensor
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
-from weightctl.engine.products import EncodedMatrix, multiply
+from weightctl.engine.products import EncodedMatrix
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.create import CONSTANT, RANGE
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
@@ -144,10 +144,11 @@ class _Running:
             attributes = operation.attributes
             if not operation.is_resolved:
                 attributes = resolve_attributes(attributes, sizes)
-            lower: Callable[..., Any] = (
-                multiply if given and isinstance(given[-1], EncodedMatrix) else operation.lower
-            )
-            found = lower(*given, **attributes)
+            lower: Callable[..., Any] = operation.lower
+            operands = given
+            if given and isinstance(given[-1], EncodedMatrix):
+                lower, operands = given[-1].multiply, given[:-1]
+            found = lower(*operands, **attributes)
         except Exception as error:
             raise self._failure(operation, given, error) from error
         for place in range(first, len(self._checks)):

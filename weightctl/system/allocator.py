@@ -11,7 +11,7 @@ __all__ = ["keep_memory", "share_memory"]
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_ARENAS = -1, -3, -8
 _LARGE, _NEVER = 4 << 20, 1 << 30
 # The largest threshold that glibc accepts, and the unused memory that a process keeps.
-_LARGEST, _KEPT = 32 << 20, 256 << 20
+_LARGEST, _KEPT = 32 << 20, 64 << 20
 
 
 def share_memory() -> None:
@@ -25,11 +25,11 @@ def share_memory() -> None:
 
 
 def keep_memory() -> None:
-    """Keep freed memory for later results of a model's operations.
+    """Keep freed memory for later results of a model's operations, for all threads together.
 
     By default glibc returns it to the system, which has to clear it before it gives it out again.
     """
-    _set({_MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: _KEPT})
+    _set({_MOST_ARENAS: 1, _MMAP_THRESHOLD: _LARGEST, _TRIM_THRESHOLD: _KEPT})
 
 
 def _set(parameters: dict[int, int]) -> None:

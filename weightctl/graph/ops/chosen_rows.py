@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph.ops.rules import Op, require_float, require_integer, require_same_dtype
+from weightctl.graph.ops.value_checks import is_on_gpu
 from weightctl.graph.scope import current_graph, refusing
 from weightctl.graph.types import TensorType
 from weightctl.graph.value import apply, apply_all
@@ -52,16 +53,33 @@ def infer_chosen_rows(shares: TensorType, *, names: tuple[str, ...]) -> tuple[Te
 
 
 def lower_chosen_rows(shares: Tensor, *, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Return the numbers; they are found for all columns together."""
+    """Return the numbers; they are found for all columns together.
+
+    On a GPU, the counts are the only values that are waited for, once for each call: the sizes of
+    the results are theirs.
+    """
     import torch
 
     del names
     chosen = shares.T.contiguous() != 0
     # torch has no annotations for `tolist`.
     counts: list[int] = cast("Any", chosen.sum(-1)).tolist()
-    rows = chosen.nonzero()[:, 1]
+    rows = number_chosen(chosen, sum(counts)) if is_on_gpu(shares) else chosen.nonzero()[:, 1]
     none, parts = rows[:0], iter(torch.split(rows, [count for count in counts if count]))
     return tuple([next(parts) if count else none for count in counts])
+
+
+def number_chosen(chosen: Tensor, count: int) -> Tensor:
+    """Return the columns of the `count` true elements of a matrix, row by row, int64[count].
+
+    Unlike `nonzero`, this does not wait for the device.
+    """
+    import torch
+
+    # A stable sort keeps the order of the elements that are true.
+    last = chosen.logical_not().flatten().to(torch.uint8)
+    order = torch.sort(last, stable=True).indices
+    return order[:count] % max(chosen.shape[1], 1)
 
 
 CHOSEN_ROWS = Op("chosen_rows", infer_chosen_rows, lower_chosen_rows)

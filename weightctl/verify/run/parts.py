@@ -140,7 +140,7 @@ class Running:
     weightctl's modules to tensors that are used instead of the checkpoint's. `cut` is the source of
     a sharded checkpoint: its ranks compute each part together, except parts with replaced tensors.
     `grid` gives the ranks that are used. If the ranks cannot compute the model, one device does,
-    and `notes` say why.
+    and `notes` say why. Threads may run different layers at the same time.
 
     Raises `ArchitectureError` if the checkpoint is not a whole model, and `EngineError` if torch or
     the device is missing.
@@ -155,6 +155,7 @@ class Running:
         begin_phase("building the model")
         self.checkpoint = checkpoint
         self.notes: tuple[str, ...] = ()
+        self.is_on_cpu = device.kind == "cpu"
         self._session = InferenceSession([device])
         self._network = build_network(checkpoint)
         self._network.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,8 +62,9 @@ def compare(request: Request) -> Result:
         return Result(problems=tuple(problems), skipped=why, notes=given.notes)
     pairing = request.pairing
     blame = Blame(subject, pairing, found, request.device)
-    walk = Walk(subject, reference, pairing, given)
-    return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
+    last = request.last_layer(reference.layers)
+    with closing(Walk(subject, reference, pairing, given, last)) as walk:
+        return _Comparison(request, given, walk, Faults(blame, pairing)).result(problems)
 
 
 def _explain_skip(own: RecognizedModel, other: RecognizedModel, given: Prompt) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +14,8 @@ from weightctl.verify.run.output import measure_activation
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -21,12 +24,14 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import Activation
     from weightctl.verify.run.parts import Flow, Replaced, Running
     from weightctl.verify.run.prompt import Prompt
+    from weightctl.weights.buffer import Buffer
     from weightctl.weights.derived import ReadableTensor
 
     F64 = NDArray[np.float64]
 
 __all__ = [
     "ComparedPart",
+    "LayerAhead",
     "Share",
     "Walk",
     "is_beyond",
@@ -128,18 +133,51 @@ class ComparedPart:
         return not is_beyond(self.recompute(running, replaced), self.expected)
 
 
+class LayerAhead:
+    """Runs the layers of a model in order, up to `last`, one of them in advance.
+
+    On a GPU none is, since its layers would compete for the memory.
+    """
+
+    def __init__(self, running: Running, last: int) -> None:
+        self._running, self._last = running, last
+        self._thread = ThreadPoolExecutor(1, "weightctl-layer") if running.is_on_cpu else None
+        self._begun: Future[F32] | None = None
+
+    def take(self, number: int, x: F32, beside: Sequence[Buffer]) -> F32:
+        """Return the output of a layer for its input `x`, and begin to run the next one.
+
+        An error of a layer is raised when its own output is taken.
+        """
+        begun, self._begun = self._begun, None
+        made = self._running.layer(number, x, beside) if begun is None else begun.result()
+        if self._thread is not None and number < self._last:
+            # NumPy's error state is part of the context.
+            run = copy_context().run
+            self._begun = self._thread.submit(run, self._running.layer, number + 1, made, beside)
+        return made
+
+    def close(self) -> None:
+        """Wait for the layer that runs, and drop its output."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+
 class Walk:
     """Runs two models part by part on the tokens of a prompt, starting with the embeddings.
 
     `own` is the output of the last part that the checkpoint ran, computed from its own previous
     output; `wanted` is that of the reference. Both are float32[windows, positions, hidden].
-    `activations` are the figures of the checkpoint's parts so far.
+    `activations` are the figures of the checkpoint's parts so far. The layers up to `last` are to
+    be run. Unless `reference` runs on a GPU, it runs a layer on another thread, while the
+    checkpoint runs the one before.
     """
 
     def __init__(
-        self, subject: Running, reference: Running, pairing: Pairing, prompt: Prompt
+        self, subject: Running, reference: Running, pairing: Pairing, prompt: Prompt, last: int
     ) -> None:
         self.subject, self.reference = subject, reference
+        self._ahead = LayerAhead(reference, last)
         self._pairs = {pair.module: pair for pair in pairing.pairs}
         self._prompt = prompt
         self._flows: dict[Running, Flow] = {}
@@ -165,7 +203,7 @@ class Walk:
         Layers must be run in order. The checkpoint's layer also runs on its own previous output.
         """
         given = self.wanted
-        wanted = self.reference.layer(number, given, self._beside.beside)
+        wanted = self._ahead.take(number, given, self._beside.beside)
         added = _subtract(wanted, given)
 
         def recompute(running: Running, replaced: Replaced) -> Share:
@@ -181,6 +219,10 @@ class Walk:
         self._note(name_layer(number))
         found = self._measure_share(forced, wanted, added)
         return self._compare_part(name_layer(number), found, recompute)
+
+    def close(self) -> None:
+        """Wait for the layer that the reference runs, if any, and drop its output."""
+        self._ahead.close()
 
     def output(self) -> ComparedPart:
         """Compare the logits of some positions after the last layer."""
