@@ -27,6 +27,8 @@ __all__ = [
     "block_rounder",
     "kernel",
     "levels",
+    "multiplies_bf16",
+    "multiply_bf16",
     "pair_packer",
     "row_multiplier",
     "transcoder",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 _OFF = "off"
+# The instruction set of processors that may multiply pairs of bfloat16.
+_BEST = "x86-64-v4"
 
 
 class Kernel(NamedTuple):
@@ -290,3 +294,27 @@ def row_multiplier(name: str, level: int | None = None) -> RowMultiplier | None:
     """Return the kernel that multiplies with rows of an encoding; None if there is none."""
     found = kernel(name, level)
     return RowMultiplier(found.level, name) if found is not None and found.decodes else None
+
+
+@cache
+def multiplies_bf16() -> bool:
+    """Whether this processor has the instructions of `multiply_bf16`, and kernels use them."""
+    if active() != _BEST:
+        return False
+    from weightctl.kernels import _native
+
+    return _native.multiplies_bf16()
+
+
+def multiply_bf16(
+    rows: Memory, columns: int, vectors: Memory, out: Memory, *, threads: int = 1
+) -> None:
+    """Set `out`, float32[vectors, rows], to the products of vectors with rows in bfloat16.
+
+    `vectors` are float32[vectors, columns], and are rounded to bfloat16; the number of columns is
+    even. All are contiguous. The sums are float32, in an order of their own. Call this only if
+    `multiplies_bf16`.
+    """
+    from weightctl.kernels import _native
+
+    _native.multiply_bf16(rows, columns, vectors, out, threads)

@@ -333,6 +333,9 @@ static PyMethodDef methods[] = {
      "pack_row_groups(level, codes, columns, order, out)"},
     {"multiply_rows", multiply_rows, METH_VARARGS,
      "multiply_rows(level, name, blocks, columns, vectors, first, out, threads)"},
+    {"multiplies_bf16", multiplies_bf16, METH_NOARGS, "multiplies_bf16() -> bool"},
+    {"multiply_bf16", multiply_bf16, METH_VARARGS,
+     "multiply_bf16(rows, columns, vectors, out, threads)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,5 +18,7 @@ PyObject *pack_pairs(PyObject *self, PyObject *args);
 PyObject *transpose_words(PyObject *self, PyObject *args);
 PyObject *pack_row_groups(PyObject *self, PyObject *args);
 PyObject *multiply_rows(PyObject *self, PyObject *args);
+PyObject *multiplies_bf16(PyObject *self, PyObject *args);
+PyObject *multiply_bf16(PyObject *self, PyObject *args);
 
 #endif

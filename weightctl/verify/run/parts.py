@@ -230,11 +230,14 @@ class Running:
     ) -> LoadedGraph:
         """Return a layer that runs on many inputs: `x`, then the inputs that all layers share.
 
-        `memory` and `observe` are those of `InferenceSession.load`.
+        `memory` and `observe` are those of `InferenceSession.load`. A graph that is observed rounds
+        vectors to bfloat16 where the weights are in bfloat16, as llama.cpp does.
         """
         graph = self._through(self._network, number)
         registry = self._registry(graph, _NOTHING)
-        return self._session.load(graph, registry, memory=memory, observe=observe)
+        return self._session.load(
+            graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None
+        )
 
     def load_output(
         self, *, memory: int = 0, observe: ProductObserver | None = None
@@ -242,7 +245,9 @@ class Running:
         """Return the part after the layers, which runs on many inputs `x`, as `load_layer` does."""
         graph = self._end(self._network)
         registry = self._registry(graph, _NOTHING)
-        return self._session.load(graph, registry, memory=memory, observe=observe)
+        return self._session.load(
+            graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None
+        )
 
     @property
     def shares_by_window(self) -> bool:
