@@ -1,9 +1,10 @@
 """Measuring an importance matrix: time and peak memory, against llama-imatrix if it is given.
 
 Run with `python tests/bench/imatrix.py --llama-imatrix PATH`. The model is a generated llama in
-bf16 with the tokenizer of tiny-llama (2.2 GB at most; `--size 300MB` for less), and the text is the
-held-out text of tiny-llama, repeated. Both sides run in processes of their own, with the same
-number of threads. The program `llama-imatrix` is built from the source of llama.cpp:
+bf16 with the tokenizer of tiny-llama (2 GB at most; `--size 300MB` for less, `--layers 48` for
+more), and the text is the held-out text of tiny-llama, repeated. Both sides run in processes of
+their own, with the same number of threads. Times are processor times. The program `llama-imatrix`
+is built from the source of llama.cpp:
 `cmake -B build && cmake --build build --target llama-imatrix`.
 """
 
@@ -14,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,12 +38,13 @@ MOST_TIMES, MOST_MEMORY = 2.0, 0.1
 VOCABULARY = 512
 
 
-def write_model(path: Path, nbytes: int) -> None:
+def write_model(path: Path, nbytes: int, wanted: int | None = None) -> None:
     """Write the model with the tokenizer of tiny-llama."""
     with tempfile.TemporaryDirectory() as folder:
         convert(TINY, Path(folder) / "tiny.gguf")
         tiny = open_weights(Path(folder) / "tiny.gguf").metadata
     layers, width = size_for(nbytes)
+    layers = wanted or layers
     tensors = described(layers, width, VOCABULARY)
     tokenizer = {key: value for key, value in tiny.items() if key.startswith("tokenizer.")}
     metadata = stated(layers, width, VOCABULARY) | tokenizer
@@ -59,9 +60,8 @@ def write_model(path: Path, nbytes: int) -> None:
 
 
 def run(command: Sequence[str | Path], threads: int) -> tuple[float, int]:
-    """Run a command; return its time, and its peak memory in bytes."""
+    """Run a command; return its processor time, and its peak memory in bytes."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    began = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
@@ -69,7 +69,7 @@ def run(command: Sequence[str | Path], threads: int) -> tuple[float, int]:
         if process.returncode:
             log.seek(0)
             raise SystemExit(str(log.read(), "utf-8", "replace")[-3000:])
-    return time.perf_counter() - began, usage.ru_maxrss * 1024
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def compare(left: Path, right: Path, context: int) -> float:
@@ -87,6 +87,7 @@ def compare(left: Path, right: Path, context: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--size", default="2.2GB")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--chunks", type=int, default=32)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -95,7 +96,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         model, text = here / "model.gguf", here / "text.txt"
-        write_model(model, parse_size(given.size))
+        write_model(model, parse_size(given.size), given.layers)
         once = (TINY / "held-out.txt").read_text()
         text.write_text(once * (1 + 4 * given.chunks * given.context // len(once)))
         size = model.stat().st_size

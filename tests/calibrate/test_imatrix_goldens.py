@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphics import on_a_gpu
-from imatrix_models import CHUNKS, CONTEXT, GOLDENS, TEXT, mixture, tiny_llama
+from imatrix_models import CHUNKS, CONTEXT, GOLDENS, TEXT, latent, mixture, tiny_llama
 from weightctl import DType, convert, open_weights
 from weightctl.calibrate import make_imatrix
 from weightctl.calibrate.chunks import CalibrationText, cut_chunks
@@ -46,11 +46,7 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_sums_are_equal_within_a_thousandth_and_counts_exactly(measured: Measured) -> None:
-    ours, golden = (read_sums(str(path), CONTEXT) for path in (measured.path, measured.golden))
-    assert [*ours.entries] == [*golden.entries]
-    for name, (squares, counts) in golden.entries.items():
-        np.testing.assert_allclose(ours.entries[name].squares, squares, WITHIN, err_msg=name)
-        np.testing.assert_array_equal(ours.entries[name].counts, counts, name)
+    assert_sums_of(measured.golden, measured.path, WITHIN)
 
 
 def test_files_have_the_same_tensors_and_metadata(measured: Measured) -> None:
@@ -59,6 +55,27 @@ def test_files_have_the_same_tensors_and_metadata(measured: Measured) -> None:
     assert ours.metadata | {"imatrix.datasets": None} == golden.metadata | {
         "imatrix.datasets": None
     }
+
+
+def assert_sums_of(golden: Path, ours: Path, within: float) -> None:
+    found, expected = (read_sums(str(path), CONTEXT) for path in (ours, golden))
+    assert [*found.entries] == [*expected.entries]
+    for name, (squares, counts) in expected.entries.items():
+        np.testing.assert_allclose(found.entries[name].squares, squares, within, err_msg=name)
+        np.testing.assert_array_equal(found.entries[name].counts, counts, name)
+
+
+def test_latent_attention_has_the_sums_of_the_products_with_latent_vectors(tmp_path: Path) -> None:
+    ours = tmp_path / "imatrix.gguf"
+    model = latent(tmp_path)
+    make_imatrix(model, ours, text_files=[str(TEXT)], context=CONTEXT, chunks=CHUNKS)
+    assert_sums_of(GOLDENS / "latent.gguf", ours, 1e-5)
+    entries = read_sums(str(ours), CONTEXT).entries
+    # One for each head and number of a query's plain part, and of a latent vector.
+    assert entries["blk.1.attn_k_b.weight"].squares.shape == (1, 4 * 24)
+    assert entries["blk.1.attn_v_b.weight"].squares.shape == (1, 4 * 32)
+    quantized = tmp_path / "quantized.gguf"
+    convert(model, quantized, quant="Q4_0", imatrix=str(ours))
 
 
 def blocks_of(path: Path) -> dict[str, NDArray[np.uint8]]:

@@ -9,12 +9,13 @@ import torch
 from blocks import in_blocks
 from engine_graphs import CPU, F32, loaded, numbers, ran
 from weightctl import DType, QuantizationEncoding
-from weightctl.engine import products
+from weightctl.engine import InferenceSession, products
 from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.stored import InMemory, to_stored_weight
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, TensorType, Weight
+from weightctl.graph.ops.lowering import dtype_of
 from weightctl.nn import Linear
 
 Q8_0, Q4_0 = QuantizationEncoding.Q8_0, QuantizationEncoding.Q4_0
@@ -126,3 +127,31 @@ def test_one_cast_weight_serves_all_names_of_a_tensor() -> None:
     assert first is not None
     assert second is not None
     assert first.data_ptr() == second.data_ptr()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("rows", [3, 9])
+def test_vectors_are_rounded_on_request_where_the_weights_are_in_bfloat16(
+    kind: torch.dtype, rows: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kernels:
+        monkeypatch.setattr(products, "multiplies_bf16", lambda: False)
+    layer = Linear(64, 11, dtype=dtype_of(kind))
+    layer.name_weights()
+    with Graph("product", [TensorType(F32, ("n", 64))]) as graph:
+        graph.output(graph.inputs[0] @ layer.weight.cast(F32).T)
+    x, weight = torch.from_numpy(numbers(rows, 64, seed=1)), torch.from_numpy(numbers(11, 64))
+    weight, registry = weight.to(kind), {"weight": weight.to(kind)}
+    for rounds in (False, True):
+        given = x.bfloat16().float() if rounds and kind is torch.bfloat16 else x
+        (found,) = InferenceSession().load(graph, registry, rounds_bf16=rounds).execute(x)
+        expected = (given @ weight.float().T).numpy()
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_many_rows_are_those_of_torch() -> None:
+    data, held = in_blocks(numbers(11, 64), Q8_0)
+    x = numbers(300, 64, seed=1)
+    found = ran(multiplying(11, 64, Q8_0), x, registry={"w": data})
+    np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ from weightctl import convert
 from weightctl.write.save import save
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -64,6 +65,45 @@ def mixture_directory(folder: Path) -> Path:
     return made
 
 
+def latent(folder: Path) -> Path:
+    """Write a small model with latent attention and random weights as a GGUF file in F32."""
+    directory = folder / "latent"
+    directory.mkdir()
+    tiny = json.loads((TINY / "config.json").read_text())
+    config = {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": tiny["vocab_size"],
+        "max_position_embeddings": 512,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 24,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 20,
+        "first_k_dense_replace": LAYERS - 1,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "n_shared_experts": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        **{key: tiny[key] for key in ("bos_token_id", "eos_token_id") if key in tiny},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copyfile(TINY / name, directory / name)
+    save(_latent_weights(tiny["vocab_size"]), directory / "model.safetensors")
+    made = folder / "latent-f32.gguf"
+    convert(directory, made, dtype="f32")
+    return made
+
+
 def mixture(folder: Path) -> Path:
     """Write the mixture of experts as a GGUF file in F32."""
     made = folder / "mixture-f32.gguf"
@@ -71,15 +111,20 @@ def mixture(folder: Path) -> Path:
     return made
 
 
-def _weights(vocabulary: int) -> dict[str, NDArray[np.float32]]:
-    """Return weights that every version of NumPy draws in the same way."""
-    raw = np.random.Generator(np.random.PCG64(30))
+def _drawing(seed: int) -> Callable[..., NDArray[np.float32]]:
+    raw = np.random.Generator(np.random.PCG64(seed))
 
     def draw(*shape: int, scale: float = 1.0) -> NDArray[np.float32]:
         # Uniform numbers are a multiple of the random bits, so that they do not depend on libm.
         drawn = raw.random(shape) * 2 - 1
         return (drawn * scale * 3**0.5 / shape[-1] ** 0.5).astype(np.float32)
 
+    return draw
+
+
+def _weights(vocabulary: int) -> dict[str, NDArray[np.float32]]:
+    """Return weights that every version of NumPy draws in the same way."""
+    draw = _drawing(30)
     made = {
         "model.embed_tokens.weight": draw(vocabulary, HIDDEN, scale=16),
         "model.norm.weight": np.ones(HIDDEN, np.float32),
@@ -105,4 +150,39 @@ def _weights(vocabulary: int) -> dict[str, NDArray[np.float32]]:
                 of + "up_proj.weight": draw(INNER, HIDDEN),
                 of + "down_proj.weight": draw(HIDDEN, INNER),
             }
+    return made
+
+
+def _latent_weights(vocabulary: int) -> dict[str, NDArray[np.float32]]:
+    draw = _drawing(31)
+    made = {
+        "model.embed_tokens.weight": draw(vocabulary, 64, scale=8),
+        "model.norm.weight": np.ones(64, np.float32),
+        "lm_head.weight": draw(vocabulary, 64),
+    }
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}."
+        made |= {
+            at + "input_layernorm.weight": 1 + draw(64, scale=4),
+            at + "post_attention_layernorm.weight": 1 + draw(64, scale=4),
+            at + "self_attn.q_a_proj.weight": draw(16, 64),
+            at + "self_attn.q_a_layernorm.weight": np.ones(16, np.float32),
+            at + "self_attn.q_b_proj.weight": draw(HEADS * 40, 16),
+            at + "self_attn.kv_a_proj_with_mqa.weight": draw(48, 64),
+            at + "self_attn.kv_a_layernorm.weight": 1 + draw(32, scale=2),
+            at + "self_attn.kv_b_proj.weight": draw(HEADS * 44, 32),
+            at + "self_attn.o_proj.weight": draw(64, HEADS * 20),
+        }
+        is_dense = layer < LAYERS - 1
+        parts = {"mlp": 96} if is_dense else {
+            "mlp.shared_experts": 32, "mlp.experts.0": 32, "mlp.experts.1": 32,
+        }  # fmt: skip
+        for name, inner in parts.items():
+            made |= {
+                f"{at}{name}.gate_proj.weight": draw(inner, 64),
+                f"{at}{name}.up_proj.weight": draw(inner, 64),
+                f"{at}{name}.down_proj.weight": draw(64, inner),
+            }
+        if not is_dense:
+            made[at + "mlp.gate.weight"] = draw(2, 64)
     return made

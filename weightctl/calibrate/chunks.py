@@ -96,8 +96,8 @@ def require_tokenizer(encoder: TokenEncoder | None, where: str) -> TokenEncoder:
     """Return the encoder; raises `TokenizerError` if the model has no tokenizer."""
     if encoder is None:
         raise TokenizerError(
-            f"{where}: there is no tokenizer, which is needed to run the model on a text",
-            hint="for a directory, add tokenizer.json; for a GGUF file, convert the model from a "
-            "directory that has it",
+            f"{where}: the tokenizer is missing, and without it the text has no tokens",
+            hint="for a directory, add its tokenizer.json; for a GGUF file, convert the model "
+            "again from a directory that has tokenizer.json",
         )
     return encoder

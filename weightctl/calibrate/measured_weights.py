@@ -28,7 +28,7 @@ __all__ = ["MeasuredWeight", "SumsCollector", "list_absorbed", "list_measured_we
 
 _OUTPUT = "output.weight"
 # llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention
-# with latent vectors in place of keys and values.
+# with latent vectors in place of keys and values. The modules sum the squares of these vectors.
 _ABSORBED = (".attn_k_b.weight", ".attn_v_b.weight")
 
 
@@ -52,7 +52,7 @@ def list_measured_weights(
     """Return the place of each measured weight, by the names of the weights in our modules.
 
     Of several weights that are parts of one tensor, and so read the same values, only the first has
-    a place.
+    a place. `list_absorbed` has those of latent attention.
     """
     of_tensor: Mapping[str, dict[int, TensorNames]] = defaultdict(dict)
     for tensor, names in _list_named(model, has_output=has_output):
@@ -65,10 +65,16 @@ def list_measured_weights(
     }
 
 
-def list_absorbed(model: RecognizedModel) -> list[str]:
-    """Return the tensors of latent attention that are not measured."""
-    named = (tensor for tensor, _ in _list_named(model) if tensor.endswith(_ABSORBED))
-    return list(dict.fromkeys(named))
+def list_absorbed(model: RecognizedModel) -> dict[str, MeasuredWeight]:
+    """Return the places of the weights of latent attention whose modules sum the squares.
+
+    As in llama-imatrix, the matrices of all heads have one count.
+    """
+    return {
+        names.module: MeasuredWeight(tensor, 0, 1)
+        for tensor, names in _list_named(model)
+        if tensor.endswith(_ABSORBED)
+    }
 
 
 def _list_named(
@@ -94,20 +100,33 @@ class SumsCollector:
     """Adds the squares of the left operands of products, for the weights that are measured.
 
     `observe` is for `InferenceSession.load`, and `entries` has the sums by the names of the tensors
-    in GGUF.
+    in GGUF. `absorbed` are the weights of latent attention, whose sums are added with `add`.
     """
 
-    def __init__(self, measured: Mapping[str, MeasuredWeight]) -> None:
-        self._measured = measured
+    def __init__(
+        self, measured: Mapping[str, MeasuredWeight], absorbed: Mapping[str, MeasuredWeight]
+    ) -> None:
+        self._absorbed = absorbed
         self.entries: dict[str, ColumnSums] = {}
-        self.observe = SquaresObserver(measured, self._add)
 
-    def _add(self, name: str, squares: NDArray[np.float64], rows: int) -> None:
+        def add(name: str, squares: NDArray[np.float64], rows: int) -> None:
+            self._add(measured[name], squares, rows)
+
+        self.observe = SquaresObserver(measured, add)
+
+    def add(self, name: str, squares: NDArray[np.float64], rows: int) -> None:
+        """Add the sums of squares that a module of latent attention computes for `rows` positions.
+
+        Weights that are not in `absorbed` are ignored: llama.cpp does not absorb them.
+        """
+        if (weight := self._absorbed.get(name)) is not None:
+            self._add(weight, squares, rows)
+
+    def _add(self, weight: MeasuredWeight, squares: NDArray[np.float64], rows: int) -> None:
         """Add the sums of squares of `rows` vectors that a weight is multiplied with.
 
         Raises `EngineError` if they are not finite.
         """
-        weight = self._measured[name]
         if weight.order is not None:
             squares = squares[list(weight.order)]
         if not np.isfinite(squares).all():

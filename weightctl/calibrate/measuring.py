@@ -28,7 +28,7 @@ from weightctl.formats.imatrix.sums import ImportanceSums, read_sums, write_dat,
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.storage.location import is_remote
 from weightctl.system.phases import begin_phase
-from weightctl.text.wording import join_names, pluralize
+from weightctl.text.wording import pluralize
 from weightctl.verify.request import Subject
 from weightctl.verify.run.parts import Running
 from weightctl.weights.tree import header_of, source_of
@@ -56,7 +56,6 @@ _POSITIONS = 1024
 _KEPT = 2**30
 # An expert that was reached by less than this share of an even distribution is seldom reached.
 _SELDOM = 0.1
-_MOST_NAMED = 3
 # The positions whose logits are computed at a time.
 _LOGITS = 128
 _DAT = ".dat"
@@ -151,7 +150,7 @@ def make_imatrix(
             tokens=ids.size,
             resumed=resumed,
             seldom=tuple(_list_seldom(sums)),
-            notes=(*_notes(recognized, resumed, was_other=was_other),),
+            notes=(*_notes(resumed, was_other=was_other),),
         )
     for path, other in zip(merge, merged, strict=True):
         sums.add(other, path)
@@ -230,7 +229,7 @@ class _Passing:
         model = running.checkpoint
         self._has_output = process_output and running.has_logits
         measured = list_measured_weights(model, has_output=self._has_output)
-        self._collector = SumsCollector(measured)
+        self._collector = SumsCollector(measured, list_absorbed(model))
         self._step = max(1, _POSITIONS // ids.shape[1])
         self._memory = _KEPT if any(map(is_remote, header_of(model.tree).files)) else 0
         self._beside: tuple[Buffer, ...] | None = None
@@ -246,8 +245,11 @@ class _Passing:
             loaded = self._running.load_layer(number, memory=self._memory, observe=observe)
             for start, ids in self._batches():
                 x = state.get(start, len(ids))
-                made = loaded.execute(x, *self._inputs_beside(ids))[0].to_numpy()
-                state.put(start, made)
+                made, *sums = loaded.graph.execute(x, *self._inputs_beside(ids))
+                state.put(start, made.to_numpy())
+                for name, each in zip(loaded.summed, sums, strict=True):
+                    squares = each.to_numpy().astype(np.float64).reshape(-1)
+                    self._collector.add(name, squares, ids.size)
             state.finish_layer(self._collector.take())
         if self._has_output:
             self._say("output", 1.0)
@@ -292,13 +294,8 @@ def _list_seldom(sums: ImportanceSums) -> Iterator[SeldomExperts]:
             )
 
 
-def _notes(model: RecognizedModel, resumed: int, *, was_other: bool) -> Iterator[str]:
+def _notes(resumed: int, *, was_other: bool) -> Iterator[str]:
     if resumed:
         yield f"continued after {pluralize(resumed, 'layer')} of a stopped run"
     if was_other:
         yield "the state of a stopped run with another input was removed"
-    if absorbed := list_absorbed(model):
-        yield (
-            f"{pluralize(len(absorbed), 'tensor')} of latent attention have no entry, because "
-            f"llama.cpp multiplies other vectors with them: {join_names(absorbed, _MOST_NAMED)}"
-        )

@@ -29,7 +29,8 @@ class BoundWeights:
     `found` has the places by base forms. A weight is read on each use and not kept. The weights of
     `resident` are read once, in the constructor: values are kept on their device in the form in
     which the graph reads them. Blocks, and matrices that products decode, are kept as stored. Of
-    other weights, up to `memory` bytes are kept as stored after their first use.
+    other weights, up to `memory` bytes are kept as stored after their first use. `rounds_bf16` is
+    that of `EncodedMatrix`.
     """
 
     def __init__(
@@ -37,7 +38,10 @@ class BoundWeights:
         found: Mapping[WeightForm, StoredWeight],
         resident: Sequence[WeightForm] = (),
         memory: int = 0,
+        *,
+        rounds_bf16: bool = False,
     ) -> None:
+        self._rounds_bf16 = rounds_bf16
         self._found = dict(found)
         self._ready: dict[WeightForm, Tensor] = {}
         # What was found for forms before, by their identity: to compare them takes longer.
@@ -74,7 +78,7 @@ class BoundWeights:
         if not is_encoded_matrix(self._found[form.base].info, form):
             return None
         place = self._take(form.base)
-        matrix = EncodedMatrix(place, form)
+        matrix = EncodedMatrix(place, form, rounds_bf16=self._rounds_bf16)
         if isinstance(place, InMemory) and self._found[form.base] is place:
             self._matrices[id(form)] = form, matrix
         return matrix

@@ -2,6 +2,9 @@
 
 Weights that are stored in another encoding are decoded a part at a time: within a kernel if the
 product is in float32. Left operands can be observed: their squares are summed by column.
+
+Optionally, left operands are rounded to bfloat16 for weights that are stored in it, as llama.cpp
+rounds them. Processors with AVX512_BF16 then multiply twice as fast.
 """
 
 from __future__ import annotations
@@ -10,11 +13,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from weightctl.dtype import DType
 from weightctl.engine.forms import interpret_info
 from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
-from weightctl.kernels import row_multiplier
+from weightctl.kernels import multiplies_bf16, multiply_bf16, row_multiplier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -32,19 +36,25 @@ __all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix"]
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
 _TILE = 2**21
+# The values whose squares are computed at a time.
+_SQUARED = 2**18
 
 
 class EncodedMatrix:
     """A weight in its stored encoding as the right operand of a product, [inputs, outputs].
 
-    The weight is stored as (outputs, inputs). Nothing is read before `multiply`.
+    The weight is stored as (outputs, inputs). Nothing is read before `multiply`. With
+    `rounds_bf16`, left operands of weights in bfloat16 are rounded to bfloat16.
     """
 
-    def __init__(self, stored: StoredWeight, form: WeightForm) -> None:
+    def __init__(
+        self, stored: StoredWeight, form: WeightForm, *, rounds_bf16: bool = False
+    ) -> None:
         self._stored = stored
         self._dtype = form.dtype if form.read_as is None else form.read_as
         self._encoding = interpret_info(stored.info, form).encoding
         self._kernel = row_multiplier(self._encoding.name)
+        self._rounds = rounds_bf16 and self._encoding.dtype is DType.bfloat16
         self.shape = form.shape[::-1]
 
     def __str__(self) -> str:
@@ -60,8 +70,15 @@ class EncodedMatrix:
         if made.numel():
             # A registry may have the bytes on a GPU.
             blocks, kernel = self._stored.raw().cpu().reshape(outputs, -1), self._kernel
+            threads = torch.get_num_threads()
+            if self._rounds and inputs % 2 == 0 and multiplies_bf16():
+                vectors = rows.contiguous().numpy()
+                multiply_bf16(blocks.numpy(), inputs, vectors, made.numpy(), threads=threads)
+                return made.reshape(*left.shape[:-1], outputs)
+            if self._rounds:
+                rows = rows.bfloat16().float()
             if kernel is not None and self._dtype is DType.float32:
-                vectors, threads = rows.contiguous().numpy(), torch.get_num_threads()
+                vectors = rows.contiguous().numpy()
                 kernel.multiply(blocks.numpy(), inputs, vectors, 0, made.numpy(), threads=threads)
             else:
                 self._multiply_tiles(rows, blocks, made)
@@ -99,16 +116,28 @@ class SquaresObserver:
         self._wanted = wanted
         self._add = add
         # Several weights in a row often read the same values, such as queries, keys and values.
-        self._last: tuple[Tensor, NDArray[np.float64]] | None = None
+        # The values are not kept in memory for it.
+        self._last: tuple[ref[Tensor], NDArray[np.float64]] | None = None
 
     def __call__(self, name: str, left: Tensor) -> None:
         """Add a left operand, shape (..., columns)."""
         if name not in self._wanted:
             return
         rows = left.reshape(-1, left.shape[-1])
-        if self._last is None or self._last[0] is not left:
-            self._last = left, rows.float().square().sum(0).double().cpu().numpy()
+        if self._last is None or self._last[0]() is not left:
+            self._last = ref(left), _sum_squares(rows)
         self._add(name, self._last[1], len(rows))
+
+
+def _sum_squares(rows: Tensor) -> NDArray[np.float64]:
+    """Return the sums of the squares of each column, in blocks that stay in the cache."""
+    import torch
+
+    columns = rows.shape[1]
+    made = torch.zeros(columns, dtype=torch.float64, device=rows.device)
+    for part in rows.split(max(1, _SQUARED // max(1, columns))):
+        made += part.float().square().sum(0)
+    return made.cpu().numpy()
 
 
 def is_encoded_matrix(info: TensorInfo, form: WeightForm) -> bool:

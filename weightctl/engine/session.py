@@ -50,6 +50,7 @@ class InferenceSession:
         resident: bool = False,
         memory: int | str = 0,
         observe: ProductObserver | None = None,
+        rounds_bf16: bool = False,
     ) -> LoadedGraph:
         """Return the graph with its weights, ready to run.
 
@@ -62,9 +63,11 @@ class InferenceSession:
         and kept: values on their device, blocks as they are stored. With `memory`, a number of
         bytes or a size such as "4GB", weights are kept as stored after the first run, as far as
         they fit, so that further runs read less. `observe` is called after each product
-        with a weight, with the weight's name and the left operand. Raises `EngineError` that names
-        all weights which are missing or do not fit, and if the graph is placed on a device that the
-        session does not have, and `WeightctlError` if `memory` is not a size.
+        with a weight, with the weight's name and the left operand. With `rounds_bf16`, vectors on
+        the CPU are rounded to bfloat16 before they are multiplied with weights that are stored in
+        it; these products are faster on some processors, and less exact. Raises `EngineError` that
+        names all weights which are missing or do not fit, and if the graph is placed on a device
+        that the session does not have, and `WeightctlError` if `memory` is not a size.
         """
         _require_graph(graph)
         room = parse_size(memory) if isinstance(memory, str) else memory
@@ -75,6 +78,7 @@ class InferenceSession:
             resident=resident,
             memory=room,
             observe=observe,
+            rounds_bf16=rounds_bf16,
         )
 
     def __repr__(self) -> str:
@@ -93,6 +97,7 @@ class LoadedGraph:
         resident: bool,
         memory: int,
         observe: ProductObserver | None = None,
+        rounds_bf16: bool = False,
     ) -> None:
         if not graph.outputs:
             raise EngineError(
@@ -109,7 +114,9 @@ class LoadedGraph:
         reads = self._schedule.forms
         bases = dict.fromkeys(form.base for form in reads)
         found = bind(graph.name, bases, weights_registry)
-        self._weights = BoundWeights(found, reads if resident else (), memory)
+        self._weights = BoundWeights(
+            found, reads if resident else (), memory, rounds_bf16=rounds_bf16
+        )
         self._constants: dict[int, Tensor] = {}
         self._observe = observe
 

@@ -28,6 +28,8 @@ __all__ = [
     "block_rounder",
     "kernel",
     "levels",
+    "multiplies_bf16",
+    "multiply_bf16",
     "pair_packer",
     "row_multiplier",
     "run_comparer",
@@ -36,6 +38,8 @@ __all__ = [
 ]
 
 _OFF = "off"
+# The instruction set of processors that may multiply pairs of bfloat16.
+_BEST = "x86-64-v4"
 
 
 class Kernel(NamedTuple):
@@ -316,3 +320,27 @@ def run_comparer(level: int | None = None) -> RunComparer | None:
     if level is None:
         level = _choose_level()
     return None if level is None else RunComparer(level)
+
+
+@cache
+def multiplies_bf16() -> bool:
+    """Whether this processor has the instructions of `multiply_bf16`, and kernels use them."""
+    if active() != _BEST:
+        return False
+    from weightctl.kernels import _native
+
+    return _native.multiplies_bf16()
+
+
+def multiply_bf16(
+    rows: Memory, columns: int, vectors: Memory, out: Memory, *, threads: int = 1
+) -> None:
+    """Set `out`, float32[vectors, rows], to the products of vectors with rows in bfloat16.
+
+    `vectors` are float32[vectors, columns], and are rounded to bfloat16; the number of columns is
+    even. All are contiguous. The sums are float32, in an order of their own. Call this only if
+    `multiplies_bf16`.
+    """
+    from weightctl.kernels import _native
+
+    _native.multiply_bf16(rows, columns, vectors, out, threads)

@@ -15,6 +15,7 @@ from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import with_past
+from weightctl.nn.squares import collect_squares, collects_squares
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -134,14 +135,21 @@ class LatentAttention(Divisible):
         q = ops.concat([plain_q, rotated_q], -1)
         if self.temperature is not None:
             q = self.temperature(q)
-        y = ops.attention(
+        attend = partial(
+            ops.attention,
             q,
             with_past(ops.concat([plain_k, rotated_k], -1)),
-            with_past(v),
-            mask,
+            mask=mask,
             causal=self.causal,
             scale=self.scale,
         )
+        if collects_squares():
+            # llama.cpp multiplies queries with `k_b`, and mixtures of latent vectors with `v_b`.
+            latents = ops.unsqueeze(latent, 1)
+            latents = ops.broadcast_to(latents, (*plain_k.shape[:-1], self.latent_rank))
+            collect_squares(self.k_b.weight, plain_q)
+            collect_squares(self.v_b.weight, attend(latents))
+        y = attend(with_past(v))
         return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value)))
 
     def share_indexer(self, other: LatentAttention) -> None:

@@ -69,7 +69,7 @@ class StreamBlock(Module):
         y = (y + self.laurel(normal)) / sqrt(2)
         inner: Value = self.mlp(self.mlp_norm(y))
         y = y + self.post_mlp_norm(inner)
-        factors = self.altup(y)[..., config.streams**2 :] + 1.0
+        factors = self.altup(y, corrects=True) + 1.0
         change = y - predicted[active]
         first, *others = (
             each + change * factors[..., number : number + 1]
@@ -85,7 +85,7 @@ class StreamBlock(Module):
         places = x.shape[:-1]
         streams = x.reshape((*places, count, hidden))
         active = x[..., self.config.active_stream * hidden :][..., :hidden]
-        factors = self.altup(active)[..., : count**2].reshape((*places, count, count))
+        factors = self.altup(active, corrects=False).reshape((*places, count, count))
         predicted = (factors @ streams + streams).reshape(x.shape)
         return [*ops.split(predicted, [hidden] * count, axis=-1)]
 

@@ -63,15 +63,15 @@ class StreamCoefficients(Divisible):
         self.prediction = Linear(streams, streams**2, dtype=dtype)
         self.correction = Linear(streams, streams, dtype=dtype)
 
-    def __call__(self, x: Value) -> Value:
-        """Return the coefficients, `(batch, positions, streams**2 + streams)`.
+    def __call__(self, x: Value, *, corrects: bool) -> Value:
+        """Return the coefficients that correct, `(batch, positions, streams)`, or that predict.
 
-        The first ones predict: those of the first stream, then those of the second, and so on. The
-        last ones correct.
+        Those are `(batch, positions, streams**2)`: the ones of the first stream, then the ones of
+        the second, and so on.
         """
         routed = self.router(self.norm(x) / self.features)
         routed = ops.tanh(routed.cast(DType.float32)).cast(x.dtype)
-        return ops.concat([self.prediction(routed), self.correction(routed)], axis=-1)
+        return (self.correction if corrects else self.prediction)(routed)
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
         """Return strategies that give every shard all weights."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from weightctl.nn.across_ranks import parallel
 from weightctl.nn.base_layer import under
 from weightctl.nn.models.network import build_network
 from weightctl.nn.sites import naming_of
+from weightctl.nn.squares import collected_squares, collecting_squares
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.split import Grid
 from weightctl.system.phases import begin_phase
@@ -49,6 +50,7 @@ __all__ = [
     "EMBEDDING",
     "OUTPUT",
     "Flow",
+    "LoadedLayer",
     "Ranks",
     "Replaced",
     "Running",
@@ -131,6 +133,17 @@ class Flow(NamedTuple):
 
     x: F32
     beside: tuple[Buffer, ...]
+
+
+class LoadedLayer(NamedTuple):
+    """A layer that is ready to run.
+
+    The outputs of `graph` are those of the layer and, if its products are observed, the sums of
+    squares for the weights `summed` (`weightctl.nn.squares`).
+    """
+
+    graph: LoadedGraph
+    summed: tuple[str, ...] = ()
 
 
 class Running:
@@ -216,7 +229,7 @@ class Running:
         The number of windows is a multiple of the number of windows in `beside`.
         """
         with self._hold_replaced(replaced):
-            graph = self._through(self._choose_network(replaced), number)
+            graph, _ = self._through(self._choose_network(replaced), number)
         given = [
             _repeat(each, kind, len(x)) for each, kind in zip(beside, self._types[1:], strict=True)
         ]
@@ -234,14 +247,19 @@ class Running:
 
     def load_layer(
         self, number: int, *, memory: int = 0, observe: ProductObserver | None = None
-    ) -> LoadedGraph:
+    ) -> LoadedLayer:
         """Return a layer that runs on many inputs: `x`, then the inputs that all layers share.
 
-        `memory` and `observe` are those of `InferenceSession.load`.
+        `memory` and `observe` are those of `InferenceSession.load`. A graph that is observed rounds
+        vectors to bfloat16 where the weights are in bfloat16, as llama.cpp does.
         """
-        graph = self._through(self._network, number)
+        with nullcontext() if observe is None else collecting_squares():
+            graph, summed = self._through(self._network, number)
         registry = self._registry(graph, _NOTHING)
-        return self._session.load(graph, registry, memory=memory, observe=observe)
+        loaded = self._session.load(
+            graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None
+        )
+        return LoadedLayer(loaded, summed)
 
     def load_output(
         self, *, memory: int = 0, observe: ProductObserver | None = None
@@ -249,7 +267,9 @@ class Running:
         """Return the part after the layers, which runs on many inputs `x`, as `load_layer` does."""
         graph = self._end(self._network)
         registry = self._registry(graph, _NOTHING)
-        return self._session.load(graph, registry, memory=memory, observe=observe)
+        return self._session.load(
+            graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None
+        )
 
     @property
     def shares_by_window(self) -> bool:
@@ -277,11 +297,14 @@ class Running:
             graph.output(x, *beside)
         return graph
 
-    def _through(self, network: Network, number: int) -> Graph:
+    def _through(self, network: Network, number: int) -> tuple[Graph, tuple[str, ...]]:
+        """Return the graph of a layer, and the weights whose sums of squares are outputs of it."""
         with _build(network, name_layer(number), self._types) as graph:
             first, *others = graph.inputs
-            graph.output(network.through(network.layers[number], first, tuple(others)))
-        return graph
+            x = network.through(network.layers[number], first, tuple(others))
+            squares = collected_squares()
+            graph.output(x, *squares.values())
+        return graph, tuple(squares)
 
     def _end(self, network: Network) -> Graph:
         with _build(network, OUTPUT, self._types[:1]) as graph:
