@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.source import FileSource
+    from weightctl.weights.source import Source
 
 __all__ = [
     "INCOMPLETE",
@@ -66,7 +66,7 @@ class ChunkData(Protocol):
 class StoredChunk(NamedTuple):
     """A chunk that is a tensor of a file, or the bytes of one from `offset` on."""
 
-    source: FileSource
+    source: Source
     name: str
     offset: int = 0
 
@@ -116,6 +116,10 @@ class ChunkedSource:
     def files(self) -> tuple[Reader, ...]:
         """The open files."""
         return self._files
+
+    def with_header(self, header: Header) -> ChunkedSource:
+        """Return the same tensors with another header."""
+        return ChunkedSource(header, self._files, self._tensors)
 
     def data(self, name: str) -> WeightData:
         """Return a tensor's data: a mapping if a file has the whole tensor, else read on use."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["DIRECTORY_OF_RANK", "OPTIMIZER", "SHARD"]
+__all__ = ["DIRECTORY_OF_RANK", "IN_MEGATRON", "OPTIMIZER", "SHARD"]
 
 # A file with chunks, as torch writes it for Hugging Face.
 SHARD = re.compile(r"shard-(?P<rank>\d{5})-model-\d{5}-of-\d{5}\.safetensors")
@@ -14,3 +14,5 @@ OPTIMIZER = re.compile(
 )
 # Megatron's directory of a rank: its number for tensor parallelism, then for pipelines.
 DIRECTORY_OF_RANK = re.compile(r"mp_rank_\d{2}(_\d{3}){0,2}")
+# A tensor of Megatron Core.
+IN_MEGATRON = re.compile(r"(^|\.)decoder\.layers\.(\d+\.)?self_attention\.linear_qkv\.weight$")

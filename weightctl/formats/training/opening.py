@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats.training.detection import DIRECTORY_OF_RANK, OPTIMIZER, SHARD
+from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON, OPTIMIZER, SHARD
 from weightctl.storage.files import is_directory, is_file, list_names, read_start
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["open_training"]
 
 _METADATA = ".metadata"
+# Megatron's file of everything that is not divided among ranks.
+_COMMON = "common.pt"
 # The files that name the last checkpoint, and the pattern of its directory.
 _TAGS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 _LONGEST = 256
@@ -56,7 +58,13 @@ def _open_metadata(listing: str, format_name: str | None) -> ChunkedSource | Non
         return None
     from weightctl.formats.training.distributed import open_distributed
 
-    return open_distributed(listing)
+    source = open_distributed(listing)
+    common = os.path.join(os.path.dirname(listing), _COMMON)
+    if not any(map(IN_MEGATRON.search, source.header.tensors)) or not is_file(common):
+        return source
+    from weightctl.formats.training.megatron_core import rename_core
+
+    return rename_core(source, common)
 
 
 def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
