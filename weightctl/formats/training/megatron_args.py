@@ -48,7 +48,7 @@ def read_args(
     path: str, metadata: Mapping[str, MetadataValue], prefix: str = "args."
 ) -> MegatronArgs:
     """Read the arguments from the values of a file; raises `FormatError` if some are missing."""
-    stated = {
+    stated: dict[str, Any] = {
         key[len(prefix) :]: None if value.content == "None" else value.content
         for key, value in metadata.items()
         if key.startswith(prefix)
