@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
 
 Tensors = dict[str, torch.Tensor]
+# The number of an expert in a name.
+EXPERT = r"(?<=local_experts\.)\d+|(?<=experts\.linear_fc[12]\.weight)\d+"
 JOINED = "the tensors of {} ranks of Megatron-LM are joined, with the names of Hugging Face"
 HIDDEN, HEADS, GROUPS, SIZE, FFN, VOCABULARY, PADDED, LAYERS = 12, 4, 2, 6, 8, 10, 16, 4
 
@@ -208,6 +211,31 @@ def test_families_have_the_names_of_hugging_face(
     assert_equal(open_weights(tmp_path), model)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("is_local", [False, True])
+def test_expert_parallel_ranks_are_joined(stages: int, is_local: bool, tmp_path: Path) -> None:
+    model = make_model(experts=4)
+    args = arguments(
+        num_experts=4, expert_model_parallel_size=2, tensor_model_parallel_size=2,
+        pipeline_model_parallel_size=stages,
+    )  # fmt: skip
+    save(tmp_path, model, args, experts=4, is_local=is_local)
+    for folder in [*tmp_path.iterdir()]:
+        saved = torch.load(folder / "model_optim_rng.pt", weights_only=False)
+        whole = saved["model"]
+        for rank in range(2):
+            saved["model"] = {
+                re.sub(EXPERT, str(int(found[0]) - 2 * rank), name) if found else name: tensor
+                for name, tensor in whole.items()
+                if (found := re.search(EXPERT, name)) is None or int(found[0]) // 2 == rank
+            }
+            (tmp_path / f"{folder.name}_{rank:03d}").mkdir()
+            torch.save(saved, tmp_path / f"{folder.name}_{rank:03d}" / "model_optim_rng.pt")
+        (folder / "model_optim_rng.pt").unlink()
+        folder.rmdir()
+    assert_equal(open_weights(tmp_path), model)
+
+
 def test_missing_arguments_are_named(tmp_path: Path) -> None:
     save(tmp_path / "none", make_model(), None)
     with pytest.raises(FormatError, match="it stores no arguments") as raised:
@@ -225,7 +253,7 @@ def test_a_missing_rank_and_shapes_that_do_not_fit_are_refused(tmp_path: Path) -
     save(tmp_path / "a", make_model(), args)
     (tmp_path / "a" / "mp_rank_01" / "model_optim_rng.pt").rename(tmp_path / "moved")
     (tmp_path / "a" / "mp_rank_01").rmdir()
-    with pytest.raises(FormatError, match="1 of 2 ranks; mp_rank_01 is missing"):
+    with pytest.raises(FormatError, match="1 of 2 ranks of the checkpoint are missing: mp_rank_01"):
         open_weights(tmp_path / "a")
     save(tmp_path / "b", make_model(), args | {"num_query_groups": 4})
     with pytest.raises(FormatError, match="does not fit 4 heads, 4 groups of 6 channels"):

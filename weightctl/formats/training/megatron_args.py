@@ -38,6 +38,8 @@ class MegatronArgs(NamedTuple):
     head_size: int
     tensor_ranks: int
     pipeline_ranks: int
+    expert_ranks: int
+    expert_tensor_ranks: int
     experts: int
     vocabulary: int | None
     is_tied: bool
@@ -67,6 +69,9 @@ def read_args(
         )
         raise FormatError(path, None, text, hint=_HINT)
     heads, hidden = stated["num_attention_heads"], stated["hidden_size"]
+    expert_ranks, expert_tensor = map(
+        stated.get, ("expert_model_parallel_size", "expert_tensor_parallel_size")
+    )
     channels, vocabulary = stated.get("kv_channels"), stated.get("vocab_size")
     return MegatronArgs(
         stated["num_layers"],
@@ -76,6 +81,8 @@ def read_args(
         channels if _is_size(channels) else hidden // heads,
         stated["tensor_model_parallel_size"],
         stated["pipeline_model_parallel_size"],
+        1 if expert_ranks is None else expert_ranks,
+        stated["tensor_model_parallel_size"] if expert_tensor is None else expert_tensor,
         experts if _is_size(experts := stated.get("num_experts")) else 0,
         vocabulary if _is_size(vocabulary) else None,
         not stated["untie_embeddings_and_output_weights"],
