@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -194,6 +195,21 @@ def test_tensor_and_pipeline_ranks_are_joined(
     assert tree.header.notes == (JOINED.format(ranks * stages),)
     convert(tmp_path, tmp_path / "out.safetensors")
     assert_equal(open_weights(tmp_path / "out.safetensors"), model)
+
+
+def test_a_config_beside_the_ranks_leads_to_the_names_of_gguf(tmp_path: Path) -> None:
+    save(tmp_path / "in", make_model(), arguments())
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN,
+        "num_attention_heads": HEADS, "num_key_value_heads": GROUPS, "head_dim": SIZE,
+        "intermediate_size": FFN, "num_hidden_layers": LAYERS, "vocab_size": VOCABULARY,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "in", tmp_path / "out.gguf")
+    assert "blk.3.attn_q.weight" in open_weights(tmp_path / "out.gguf").header.tensors
+    convert(tmp_path / "in", f"{tmp_path}/out/")
+    assert (tmp_path / "out" / "config.json").exists()
 
 
 @pytest.mark.parametrize("is_local", [False, True])

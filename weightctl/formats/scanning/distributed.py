@@ -31,7 +31,7 @@ def is_distributed(place: ScanPlace) -> bool:
 
 
 def distributed_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
-    """Yield the chunks of a file, and the bytes that belong to none."""
+    """Yield the chunks of a file, and report bytes that are not part of a chunk."""
     directory, name = os.path.split(place.path)
     listing = os.path.join(directory, _METADATA)
     try:

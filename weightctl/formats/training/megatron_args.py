@@ -5,7 +5,7 @@ Source: `megatron/training/arguments.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from weightctl.errors import FormatError
 
@@ -90,7 +90,7 @@ def read_args(
     )
 
 
-def _is_size(content: Any) -> bool:
+def _is_size(content: Any) -> TypeGuard[int]:
     return type(content) is int and 0 < content < _LARGEST
 
 

@@ -34,7 +34,7 @@ _ARRAYS = frozenset({"jax.Array", "np.ndarray", "scalar"})
 _CACHE = 1 << 26
 
 
-class _Tree(NamedTuple):
+class _StatedArrays(NamedTuple):
     """What `_METADATA` states: names of arrays, other entries, and how arrays are stored."""
 
     arrays: list[str]
@@ -99,7 +99,7 @@ def _refuse(directory: str, name: str, reason: object) -> FormatError:
     return FormatError(directory, None, text, hint=_DAMAGED)
 
 
-def _read_tree(directory: str) -> _Tree:
+def _read_tree(directory: str) -> _StatedArrays:
     path = os.path.join(directory, _METADATA)
     raw = read_start(path, _LONGEST)
     try:
@@ -121,7 +121,7 @@ def _read_tree(directory: str) -> _Tree:
             arrays[name] = None
         elif kind not in {"None", "Dict", "List", "NamedTuple", "Tuple"}:
             leaves[name] = Leaf(kind)
-    return _Tree(
+    return _StatedArrays(
         [*arrays],
         leaves,
         document.get("use_ocdbt", True) is not False,
@@ -145,7 +145,7 @@ def _read_entry(path: str, entry: Any) -> tuple[str, str]:
     return name, kind
 
 
-def _spec_of(directory: str, tree: _Tree, name: str) -> dict[str, Any]:
+def _spec_of(directory: str, tree: _StatedArrays, name: str) -> dict[str, Any]:
     """Return the specification of an array for tensorstore."""
     base = os.path.abspath(directory)
     kvstore = (
