@@ -279,6 +279,18 @@ def test_a_missing_rank_and_shapes_that_do_not_fit_are_refused(tmp_path: Path) -
         open_weights(tmp_path / "c")
 
 
+@pytest.mark.parametrize("name", ["num_layers", "tensor_model_parallel_size", "num_experts"])
+def test_huge_arguments_are_refused(name: str, tmp_path: Path) -> None:
+    args = arguments(num_experts=2)
+    save(tmp_path, make_model(experts=2), args, experts=2)
+    path = tmp_path / "mp_rank_00" / "model_optim_rng.pt"
+    saved = torch.load(path, weights_only=False)
+    setattr(saved["args"], name, 1 << 31)
+    torch.save(saved, path)
+    with pytest.raises(FormatError, match=r"no rank has it|too many ranks"):
+        open_weights(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -44,6 +44,8 @@ _EXPERT = re.compile(
 )
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.+)")
 
+_MOST_RANKS = 1 << 17
+
 _Models = dict[int, dict[str, LocalTensor]]
 
 
@@ -110,6 +112,9 @@ def _join(
     """Return the tensors of the whole model."""
     places = {tuple(map(int, rank.split("_")[2:])): number for number, rank in enumerate(ranks)}
     experts = args.expert_ranks
+    if args.tensor_ranks * args.pipeline_ranks * experts > _MOST_RANKS:
+        text = "the arguments of the checkpoint state too many ranks"
+        raise FormatError(files[0].path, None, text, hint=INCOMPLETE)
     if experts > 1 and (args.experts % experts or args.expert_tensor_ranks != args.tensor_ranks):
         reason = ": the experts are divided among other ranks than the rest of the model"
         return _list_ranks(directory, ranks, files, headers, reason)
