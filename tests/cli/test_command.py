@@ -132,6 +132,7 @@ def test_nothing_at_all_gets_the_help(weightctl: Run) -> None:
             "weightctl ls --from ",
             ["safetensors", "gguf", "pytorch", "whisper.cpp", "dcp", "npz", "keras"],
         ),
+        ("weightctl convert --to ", ["safetensors", "gguf", "pytorch", "whisper.cpp", "dcp"]),
         ("weightctl shard --layout ", ["ranks", "vllm"]),
         ("weightctl shard --to ", ["safetensors", "gguf"]),
         ("weightctl shard --tp ", ["auto"]),

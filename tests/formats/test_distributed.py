@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save, save_file
 
 from distributed_files import (
     assert_equals_torch,
@@ -189,3 +191,12 @@ def test_an_output_is_replaced_with_force(tmp_path: Path) -> None:
     convert(tmp_path / "b.pt", tmp_path / "out", to="dcp", force=True)
     assert [*open_weights(tmp_path / "out").header.tensors] == ["b"]
     assert sorted(os.listdir(tmp_path / "out")) == [".metadata", "__0_0.distcp"]
+
+
+def test_metadata_that_the_format_cannot_store_are_reported(tmp_path: Path) -> None:
+    save_file({"a": np.zeros(2)}, tmp_path / "a.safetensors", metadata={"format": "pt", "by": "me"})
+    planned = convert(tmp_path / "a.safetensors", f"{tmp_path}/out/", to="dcp", dry_run=True)
+    assert "the format dcp stores no metadata; not kept: `by`" in planned.notes
+    (tmp_path / "b.safetensors").write_bytes(save({"a": np.zeros(2)}))
+    planned = convert(tmp_path / "b.safetensors", f"{tmp_path}/out/", to="dcp", dry_run=True)
+    assert not any("dcp" in note for note in planned.notes)

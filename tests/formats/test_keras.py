@@ -111,6 +111,24 @@ def test_layers_without_a_stated_name_get_it_from_the_config(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
+def test_parts_are_read_by_their_list(tmp_path: Path) -> None:
+    write(tmp_path / "m_00000.weights.h5", {"layers/dense/vars/0": [1.0]})
+    write(tmp_path / "m_00001.weights.h5", {"layers/dense/vars/1": [2.0]})
+    names = ["m_00000.weights.h5", "m_00001.weights.h5"]
+    listing = tmp_path / "m.weights.json"
+    listing.write_text(json.dumps({"weight_map": {"/layers/dense/vars": names}}))
+    assert [*open_weights(listing).header.tensors] == ["layers.dense.vars.0", "layers.dense.vars.1"]
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(FormatError, match=r"part 2 of 2 is missing|1 of 2"):
+        open_weights(listing)
+    listing.write_text(json.dumps({"weight_map": {"/a": "../m.h5"}}))
+    with pytest.raises(FormatError, match=r"`\.\./m\.h5` in it is not the name of a file"):
+        open_weights(listing)
+    listing.write_text("[]")
+    with pytest.raises(FormatError, match="it has no list of files"):
+        open_weights(listing)
+
+
 def test_weights_of_keras_2_have_the_names_of_their_attributes(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file.attrs["layer_names0"] = [b"dense"]

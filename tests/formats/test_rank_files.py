@@ -149,8 +149,8 @@ def test_the_ranks_of_megatron_are_listed_under_their_names(tmp_path: Path) -> N
     assert "they are not joined" in header.notes[0]
 
 
-def test_a_directory_of_orbax_is_called_what_it_is(tmp_path: Path) -> None:
-    for name in ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"):
+def test_a_directory_of_orbax_without_metadata_is_called_what_it_is(tmp_path: Path) -> None:
+    for name in ("_CHECKPOINT_METADATA", "manifest.ocdbt"):
         (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(FormatError, match="it contains an Orbax checkpoint of JAX") as raised:
         open_weights(tmp_path)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import WeightctlError
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "complete_tensor_names",
     "complete_type_rules",
     "complete_types",
+    "complete_written_formats",
 ]
 
 # If more names than this match, one level of the tree is offered at a time.
@@ -36,8 +37,13 @@ _INPUTS = ("path", "paths", "first", "second")
 
 
 def complete_formats() -> list[str]:
-    """Return the formats that --from and --to accept."""
+    """Return the formats that --from accepts."""
     return list(ALL_FORMATS)
+
+
+def complete_written_formats() -> list[str]:
+    """Return the formats that --to accepts."""
+    return list(WRITTEN_FORMATS)
 
 
 def complete_checks() -> list[str]:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.completion import complete_formats, complete_tensor_names
+from weightctl.cli.completion import (
+    complete_formats,
+    complete_tensor_names,
+    complete_written_formats,
+)
 from weightctl.cli.help import HelpCommand
 from weightctl.errors import OutputError
 from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
@@ -123,7 +127,7 @@ To = Annotated[
         metavar="FORMAT",
         help=f"Write FORMAT ({_WRITTEN}). Needed only if the suffix of OUT does not select a "
         "format.",
-        autocompletion=complete_formats,
+        autocompletion=complete_written_formats,
     ),
 ]
 Include = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, FormatError
 from weightctl.families.model import ARCHITECTURE
-from weightctl.formats.huggingface import CONFIG
+from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.storage.files import open_reader
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
@@ -37,7 +37,7 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
             "tensors in memory have no config.json",
             hint="pass the content of config.json as `config`",
         )
-    path = os.path.join(os.path.dirname(header.files[0]), CONFIG)
+    path = os.path.join(model_directory(header.files), CONFIG)
     try:
         file = open_reader(path)
     except FormatError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.detection import MANIFEST, is_manifest
+from weightctl.formats.training.detection import DIRECTORY_OF_RANK
 from weightctl.storage.files import file_size, is_file, list_names, open_reader, prepare
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
@@ -29,6 +30,7 @@ __all__ = [
     "is_config_of",
     "is_license",
     "json_document",
+    "model_directory",
     "open_companion",
     "restate_dtype",
 ]
@@ -60,13 +62,23 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim")
 _OTHER_SIZES = ("vocab_size", "intermediate_size", "n_inner", "d_ff", "ffn_dim")
 
 
+def model_directory(files: Sequence[str]) -> str:
+    """Return the directory that has the config and the tokenizer of a checkpoint, if any does.
+
+    It is that of the first file, or the directory above that of a rank of Megatron-LM.
+    """
+    directory = os.path.dirname(files[0]) if files else ""
+    is_of_rank = DIRECTORY_OF_RANK.fullmatch(os.path.basename(directory))
+    return os.path.dirname(directory) if is_of_rank else directory
+
+
 def companions(files: Sequence[str]) -> Mapping[str, str]:
     """Return the paths of the files to copy with a checkpoint, by name: config, tokenizer, license.
 
     Returns nothing for a directory without the config of a model or an adapter, because it is not a
     model directory.
     """
-    directory = os.path.dirname(files[0]) if files else ""
+    directory = model_directory(files)
     configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
     if not files or not any(map(is_file, configs)):
         return {}
@@ -107,7 +119,7 @@ def file_name(files: Sequence[str], usual: str, documents: Mapping[str, bytes]) 
     written = json.loads(documents[CONFIG]) if CONFIG in documents else config(files)
     if CLASS_NAME in written:
         return "diffusion_pytorch_model" + os.path.splitext(usual)[1]
-    directory = os.path.dirname(files[0]) if files else ""
+    directory = model_directory(files)
     is_adapter = files and is_file(os.path.join(directory, ADAPTER_CONFIG))
     if not is_adapter or is_file(os.path.join(directory, CONFIG)):
         return usual
@@ -175,7 +187,7 @@ def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
 
     `name` selects another file, such as `adapter_config.json`.
     """
-    return _document(os.path.join(os.path.dirname(files[0]), name)) if files else {}
+    return _document(os.path.join(model_directory(files), name)) if files else {}
 
 
 def is_config_of(document: Mapping[str, Any], header: Header) -> bool:

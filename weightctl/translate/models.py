@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +10,7 @@ from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.towers import find_tower
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
-from weightctl.formats.huggingface import CONFIG, json_document
+from weightctl.formats.huggingface import CONFIG, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
 from weightctl.system.phases import begin_phase
@@ -273,8 +272,7 @@ def _tree(
 
 
 def _directory(checkpoint: RecognizedModel) -> str:
-    files = header_of(checkpoint.tree).files
-    return os.path.dirname(files[0]) if files else ""
+    return model_directory(header_of(checkpoint.tree).files)
 
 
 def _string(content: str) -> MetadataValue:

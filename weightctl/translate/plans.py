@@ -15,7 +15,7 @@ from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.formats.huggingface import CONFIG, config
+from weightctl.formats.huggingface import CONFIG, config, model_directory
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
@@ -226,7 +226,7 @@ def _native(weights: Checkpoint) -> NamingConvention | None:
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
     files = header_of(weights).files
-    if not files or not exists(os.path.join(os.path.dirname(files[0]), CONFIG)):
+    if not files or not exists(os.path.join(model_directory(files), CONFIG)):
         return None
     try:
         document = read_config(header_of(weights))[1]

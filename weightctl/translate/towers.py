@@ -6,7 +6,6 @@ llama.cpp calls this file `mmproj`.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
@@ -15,7 +14,7 @@ from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers.recognition import PREPROCESSOR, find_own_tower, read_tower_file
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
-from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.formats.huggingface import CONFIG, config, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.text.wording import join_names, pluralize
@@ -191,5 +190,4 @@ def _list_ids(files: Sequence[str], token: str) -> Iterator[int]:
 
 
 def _directory(text: RecognizedModel) -> str:
-    files = header_of(text.tree).files
-    return os.path.dirname(files[0]) if files else ""
+    return model_directory(header_of(text.tree).files)

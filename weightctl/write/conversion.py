@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions
 from weightctl.plan.cast import is_unfit_for_llama_cpp
 from weightctl.text.wording import join_names
@@ -31,6 +32,8 @@ __all__ = ["Conversion", "notes_on"]
 # The number of tensors that are named; the others are only counted.
 _WORST = 5
 _LONGEST = 80
+# Metadata that describe the file of the source, and not the model.
+_UNTOLD = frozenset({LEVELS_KEY, ROOM_KEY, ALIGNMENT_KEY, "format"})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,6 +166,9 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     if lost:
         named = [f"{_short(name)} ({_short(kind)})" for name, kind in lost]
         yield f"not kept: {join_names(named, _WORST)}"
+    unstored = [f"`{_short(key)}`" for key in plan.metadata if key not in _UNTOLD | {*plan.tied}]
+    if plan.format == "dcp" and unstored:
+        yield f"the format dcp stores no metadata; not kept: {join_names(unstored, _WORST)}"
     if plan.zero_nonfinite and not any(_holds_no_nan(item) for item in plan.items):
         yield (
             "--nonfinite zero applies to block types only, and no tensor becomes one: NaN stays NaN"

@@ -29,7 +29,7 @@ _BESIDE = (
 )  # fmt: skip
 # Files of Orbax's checkpoints, and the text for them.
 _ORBAX = frozenset({"manifest.ocdbt", "_CHECKPOINT_METADATA"})
-_IS_ORBAX = "it contains an Orbax checkpoint of JAX, which weightctl does not read"
+_IS_ORBAX = "it contains an Orbax checkpoint of JAX without _METADATA, which describes its arrays"
 _ORBAX_HINT = (
     "load it with orbax.checkpoint, or with tensorstore without JAX, and save its arrays with "
     "safetensors.numpy.save_file"
@@ -172,4 +172,5 @@ def _has_weights(directory: str) -> bool:
         names = list_names(directory)
     except (OSError, FormatError):
         return False
-    return any(format_by_suffix(name) or format_by_index(name) for name in names)
+    is_orbax = not _ORBAX.isdisjoint(names)
+    return is_orbax or any(format_by_suffix(name) or format_by_index(name) for name in names)

@@ -16,7 +16,14 @@ from weightctl.formats import (
 )
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.open.directory import find_in_directory
-from weightctl.formats.open.index import disagreements, few, merge_index, read_index
+from weightctl.formats.open.index import (
+    KERAS_SUFFIX,
+    disagreements,
+    few,
+    list_keras_parts,
+    merge_index,
+    read_index,
+)
 from weightctl.formats.open.merging import merge_headers
 from weightctl.formats.open.sets import (
     PartSet,
@@ -131,6 +138,8 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
             )
         return list_indexed_parts(read_index(path), listing)
     _require_there(path)
+    if path.endswith(KERAS_SUFFIX) and format_name in {None, "keras"}:
+        return PartSet("keras", list_keras_parts(path))
     found = recognize_format(open_reader(path), format_name)
     directory, base = os.path.split(path)
     part = part_of(base)

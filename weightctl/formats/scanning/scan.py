@@ -11,6 +11,7 @@ from weightctl.formats.pickles.memory import LimitError
 from weightctl.formats.scanning.archives import is_tar, is_zip, tar_members, zip_members
 from weightctl.formats.scanning.arrays import array_pickles, is_array
 from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, unpack_stream
+from weightctl.formats.scanning.distributed import distributed_members, is_distributed
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.rows import is_called_pickle, pickles
 from weightctl.formats.scanning.sources import Budget, ScanPlace, WholeFile
@@ -62,6 +63,10 @@ def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
         return
     head = source.read(0, _HEAD)
     if not head:
+        return
+    if is_distributed(place):
+        for found in distributed_members(place, budget):
+            yield from _look(found, budget) if isinstance(found, ScanPlace) else (found,)
         return
     contents: list[Iterator[Scanned | ScanPlace]] = [
         container.contents(place, budget)

@@ -38,7 +38,13 @@ _NOTE = (
 _JOINED = "the tensors of {} ranks of Megatron-LM are joined, with the names of Hugging Face"
 # Names of tensors of Megatron Core. With virtual pipeline stages, a file has several models.
 _CORE = re.compile(r"model(?P<stage>\d{0,3})\.(?P<name>(decoder|embedding|output_layer)\..+)")
+_EXPERT = re.compile(
+    r"(?P<start>decoder\.layers\.\d+\.mlp\.experts\.(local_experts\.|linear_fc[12]\.weight))"
+    r"(?P<expert>\d{1,6})(?P<rest>.*)"
+)
 _LAYER = re.compile(r"decoder\.layers\.(\d{1,6})\.(.+)")
+
+_MOST_RANKS = 1 << 17
 
 _Models = dict[int, dict[str, LocalTensor]]
 
@@ -105,28 +111,45 @@ def _join(
 ) -> ChunkedSource:
     """Return the tensors of the whole model."""
     places = {tuple(map(int, rank.split("_")[2:])): number for number, rank in enumerate(ranks)}
-    # With one stage of the pipeline, a name has no number of it.
-    is_short = args.pipeline_ranks == 1
+    experts = args.expert_ranks
+    if args.tensor_ranks * args.pipeline_ranks * experts > _MOST_RANKS:
+        text = "the arguments of the checkpoint state too many ranks"
+        raise FormatError(files[0].path, None, text, hint=INCOMPLETE)
+    if experts > 1 and (args.experts % experts or args.expert_tensor_ranks != args.tensor_ranks):
+        reason = ": the experts are divided among other ranks than the rest of the model"
+        return _list_ranks(directory, ranks, files, headers, reason)
+    # Names of directories have the numbers of the kinds of parallelism that are used.
     wanted = [
-        [(tensor,) if is_short else (tensor, stage) for tensor in range(args.tensor_ranks)]
+        [
+            [
+                (tensor, *((stage,) if args.pipeline_ranks > 1 else ()),
+                 *((expert,) if experts > 1 else ()))
+                for expert in range(experts)
+            ]
+            for tensor in range(args.tensor_ranks)
+        ]
         for stage in range(args.pipeline_ranks)
-    ]
-    needed = {each for stage in wanted for each in stage}
-    if {*places} - needed:
-        reason = ": there are more ranks than tensor and pipeline parallelism have, such as those "
-        return _list_ranks(directory, ranks, files, headers, f"{reason}of expert parallelism")
-    lost = sorted(needed - {*places})
-    if lost:
-        named = "mp_rank_" + "_".join(
-            f"{n:0{width}d}" for n, width in zip(lost[0], (2, 3), strict=False)
-        )
-        text = f"the checkpoint has {len(ranks)} of {len(needed)} ranks; {named} is missing"
+    ]  # fmt: skip
+    needed = {key for stage in wanted for keys in stage for key in keys}
+    if {*places} != needed:
+        lost = sorted(needed - {*places})
+        if not lost:
+            reason = ": there are more ranks than the arguments of the checkpoint state"
+            return _list_ranks(directory, ranks, files, headers, reason)
+        named = "_".join((f"mp_rank_{lost[0][0]:02d}", *(f"{each:03d}" for each in lost[0][1:])))
+        text = f"{len(lost)} of {len(needed)} ranks of the checkpoint are missing: {named}"
         raise MissingFileError(directory, None, text, hint=INCOMPLETE)
     models = [
         _models_of(number, file, header)
         for number, (file, header) in enumerate(zip(files, headers, strict=True))
     ]
-    stages = _number_layers([[models[places[each]] for each in stage] for stage in wanted])
+    count = args.experts // experts
+    stages = _number_layers(
+        [
+            [_merge_experts([models[places[key]] for key in keys], count) for keys in stage]
+            for stage in wanted
+        ]
+    )
     tree = ChunkedTree(directory)
     join_ranks(tree, args, stages)
     header = Header("megatron", (), {}, {}, notes=(_JOINED.format(len(ranks)),),
@@ -148,6 +171,22 @@ def _models_of(number: int, file: Reader, header: Header) -> _Models:
                 source, stored, info.shape, info.encoding, number, header.extents[stored].offset
             )
     return models
+
+
+def _merge_experts(ranks: Sequence[_Models], count: int) -> _Models:
+    """Return the tensors of expert-parallel ranks, each of which has `count` experts from 0 on."""
+    merged: _Models = {}
+    for rank, models in enumerate(ranks):
+        for stage, tensors in models.items():
+            own = merged.setdefault(stage, {})
+            for name, tensor in tensors.items():
+                found = _EXPERT.fullmatch(name)
+                if found is not None:
+                    number = rank * count + int(found["expert"])
+                    own[f"{found['start']}{number}{found['rest']}"] = tensor
+                elif rank == 0:
+                    own[name] = tensor
+    return merged
 
 
 def _number_layers(stages: list[list[_Models]]) -> list[list[dict[str, LocalTensor]]]:

@@ -5,7 +5,7 @@ Source: `megatron/training/arguments.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from weightctl.errors import FormatError
 
@@ -20,7 +20,7 @@ _HINT = (
     "save the checkpoint with its arguments (without --no-save-args or a changed `args`), or "
     "convert it with Megatron-LM's tools/checkpoint/convert.py"
 )
-_LARGEST = 1 << 40
+_LARGEST = 1 << 32
 
 
 class MegatronArgs(NamedTuple):
@@ -38,6 +38,8 @@ class MegatronArgs(NamedTuple):
     head_size: int
     tensor_ranks: int
     pipeline_ranks: int
+    expert_ranks: int
+    expert_tensor_ranks: int
     experts: int
     vocabulary: int | None
     is_tied: bool
@@ -48,7 +50,7 @@ def read_args(
     path: str, metadata: Mapping[str, MetadataValue], prefix: str = "args."
 ) -> MegatronArgs:
     """Read the arguments from the values of a file; raises `FormatError` if some are missing."""
-    stated = {
+    stated: dict[str, Any] = {
         key[len(prefix) :]: None if value.content == "None" else value.content
         for key, value in metadata.items()
         if key.startswith(prefix)
@@ -67,24 +69,31 @@ def read_args(
         )
         raise FormatError(path, None, text, hint=_HINT)
     heads, hidden = stated["num_attention_heads"], stated["hidden_size"]
-    channels, vocabulary = stated.get("kv_channels"), stated.get("vocab_size")
+    vocabulary = stated.get("vocab_size")
     return MegatronArgs(
         stated["num_layers"],
         hidden,
         heads,
         stated["num_query_groups"] if stated["group_query_attention"] else heads,
-        channels if _is_size(channels) else hidden // heads,
+        _size_of(stated, "kv_channels", hidden // heads),
         stated["tensor_model_parallel_size"],
         stated["pipeline_model_parallel_size"],
-        experts if _is_size(experts := stated.get("num_experts")) else 0,
+        _size_of(stated, "expert_model_parallel_size", 1),
+        _size_of(stated, "expert_tensor_parallel_size", stated["tensor_model_parallel_size"]),
+        _size_of(stated, "num_experts", 0),
         vocabulary if _is_size(vocabulary) else None,
         not stated["untie_embeddings_and_output_weights"],
         _find_unsupported(stated),
     )
 
 
-def _is_size(content: Any) -> bool:
+def _is_size(content: Any) -> TypeGuard[int]:
     return type(content) is int and 0 < content < _LARGEST
+
+
+def _size_of(stated: Mapping[str, Any], name: str, usual: int) -> int:
+    size = stated.get(name)
+    return size if _is_size(size) else usual
 
 
 def _find_unsupported(stated: Mapping[str, Any]) -> str:

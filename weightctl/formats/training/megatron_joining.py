@@ -9,13 +9,14 @@ group are those of its query heads, of its key and of its value. Source:
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.training.chunks import ChunkBlock, ChunkedTree, StoredChunk
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.dtype import Encoding
     from weightctl.formats.training.megatron_args import MegatronArgs
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalTensor", "UnknownTensorError", "is_state", "join_ranks"]
 
+# The number of missing tensors that are named.
+_FEW = 5
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<name>.+)")
 _EXPERT = re.compile(
     r"mlp\.experts\.(local_experts\.(?P<number>\d{1,6})\.linear_fc(?P<matrix>[12])\.weight"
@@ -110,24 +113,30 @@ class _Joining:
 
     def require_all(self) -> None:
         """Add problems for tensors that every model has, and that no rank has."""
-        wanted = ["model.embed_tokens.weight", "model.norm.weight"]
-        wanted += [] if self._args.is_tied else ["lm_head.weight"]
+        if not self._tree.problems:
+            lost = (f"`{name}`: no rank has it" for name in self._list_needed()
+                    if not self._tree.has(name))  # fmt: skip
+            self._tree.problems += islice(lost, _FEW)
+
+    def _list_needed(self) -> Iterator[str]:
+        yield from ("model.embed_tokens.weight", "model.norm.weight")
+        if not self._args.is_tied:
+            yield "lm_head.weight"
         for layer in range(self._args.layers):
-            wanted += [f"model.layers.{layer}.{name}" for name in (
+            prefix = f"model.layers.{layer}."
+            yield from (prefix + name for name in (
                 "input_layernorm.weight", "self_attn.q_proj.weight", "self_attn.o_proj.weight",
                 "post_attention_layernorm.weight",
-            )]  # fmt: skip
-            wanted += self._list_experts(f"model.layers.{layer}.")
-        if not self._tree.problems:
-            lost = [f"`{name}`: no rank has it" for name in wanted if not self._tree.has(name)]
-            self._tree.problems += lost
+            ))  # fmt: skip
+            yield from self._list_experts(prefix)
 
-    def _list_experts(self, prefix: str) -> list[str]:
-        """Return the last tensor of the MLP, or of each expert, of a layer."""
+    def _list_experts(self, prefix: str) -> Iterator[str]:
+        """Yield the last tensor of the MLP, or of each expert, of a layer."""
         for router, expert, (*_, down) in (_QWEN, _MIXTRAL):
             if self._tree.has(prefix + router):
-                return [prefix + expert.format(n, down) for n in range(self._args.experts)]
-        return [prefix + _COLUMNS["mlp.linear_fc2.weight"]]
+                yield from (prefix + expert.format(n, down) for n in range(self._args.experts))
+                return
+        yield prefix + _COLUMNS["mlp.linear_fc2.weight"]
 
     def add(self, name: str, parts: list[LocalTensor], rank: dict[str, LocalTensor]) -> None:
         """Add the tensors that a tensor of Megatron, of which each rank has a part, has."""

@@ -12,7 +12,7 @@ from weightctl.storage.files import is_directory, is_file, list_names, read_star
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.formats.training.chunks import ChunkedSource
+    from weightctl.weights.source import Source
 
 __all__ = ["open_training"]
 
@@ -22,13 +22,15 @@ _COMMON = "common.pt"
 # The files that name the last checkpoint, and the pattern of its directory.
 _TAGS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 _LONGEST = 256
+# Orbax's file that describes the arrays, and its file in the directory of a step, above them.
+_ORBAX, _ORBAX_STEP = "_METADATA", "_CHECKPOINT_METADATA"
 # Formats that users can ask for, and that such checkpoints are taken as.
 _OF_TORCH = {None, "dcp"}
 _OF_RANKS = {None, "dcp", "pytorch"}
 _OF_SHARDS = {None, "dcp", "safetensors"}
 
 
-def open_training(path: str, format_name: str | None = None) -> ChunkedSource | None:
+def open_training(path: str, format_name: str | None = None) -> Source | None:
     """Open the training checkpoint at a path; None if there is none.
 
     `path` is a directory, the `.metadata` in it, or one of the files that `.metadata` describes.
@@ -44,16 +46,22 @@ def open_training(path: str, format_name: str | None = None) -> ChunkedSource | 
     return _open_latest(path, names, format_name) or _open_names(path, names, format_name)
 
 
-def _open_names(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+def _open_names(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
     """Open the checkpoint that the files `names` of a directory are; None if they are none."""
     if _METADATA in names:
         found = _open_metadata(os.path.join(path, _METADATA), format_name)
         if found is not None:
             return found
+    if format_name is None and not {_ORBAX, _ORBAX_STEP}.isdisjoint(names):
+        from weightctl.formats.training.orbax import find_item, open_orbax
+
+        place = path if _ORBAX in names else find_item(path, names)
+        if place is not None:
+            return open_orbax(place)
     return _open_ranks(path, names, format_name)
 
 
-def _open_metadata(listing: str, format_name: str | None) -> ChunkedSource | None:
+def _open_metadata(listing: str, format_name: str | None) -> Source | None:
     if format_name not in _OF_TORCH:
         return None
     from weightctl.formats.training.distributed import open_distributed
@@ -67,7 +75,7 @@ def _open_metadata(listing: str, format_name: str | None) -> ChunkedSource | Non
     return rename_core(source, common)
 
 
-def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
     """Open the files of several ranks in a directory; None if there are none."""
     shards = [name for name in names if SHARD.fullmatch(name)]
     if shards and format_name in _OF_SHARDS:
@@ -87,7 +95,7 @@ def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> Chu
     return None
 
 
-def _open_latest(path: str, names: Sequence[str], format_name: str | None) -> ChunkedSource | None:
+def _open_latest(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
     """Open the checkpoint that a file in the directory names as the last; None if none does."""
     for tag in filter(names.__contains__, _TAGS):
         where = os.path.join(path, tag)
