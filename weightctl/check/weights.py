@@ -46,18 +46,18 @@ def find_unsound(model: CheckedModel) -> Iterator[RuleFinding]:
 
 def find_misfits(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find what the check `names` reports, except contradictions about a tied output."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for problem in _check_names(model):
         if _tying(problem) is not None:
             continue
         finding = _convert(model, replace(problem, cause=None))
         cause = "" if problem.cause is None else problem.cause.text
         # The tensors that one key of the config contradicts have one cause.
-        if cause and cause not in told:
+        if cause and cause not in seen:
             is_key = problem.where in (document := model.document(CONFIG) or {})
             path = model.locate(CONFIG) if is_key and document else finding.path
             finding = replace(finding, path=path, hint=finding.hint or cause)
-        told.add(cause)
+        seen.add(cause)
         yield finding
 
 
