@@ -19,20 +19,20 @@ __all__ = ["measure_cost"]
 # Prints the seconds, the processor seconds and the peak resident bytes of the search, and of all.
 _PROGRAM = """
 import json, sys, time
-from weightctl.budget import search
+from weightctl.budget import search, type_search
 
 def read():
     with open("/proc/self/status") as status:
         peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
     return time.perf_counter() - begin, time.process_time(), 1024 * peak
 
-class TimedJudge(search.SourceJudge):
+class TimedJudge(type_search.SourceJudge):
     def __init__(self, *given):
         found.append(read())
         super().__init__(*given)
 
 found, begin = [], time.perf_counter()
-search.SourceJudge = TimedJudge
+type_search.SourceJudge = TimedJudge
 source, out, bits = sys.argv[1:]
 search.quantize(source, out, search.QuantizationBudget(bits=float(bits)))
 print(json.dumps([*found, read()]))
@@ -46,7 +46,7 @@ def measure_cost(nbytes: int, bits: float) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model.gguf"
         write_llama(source, "gguf", nbytes)
-        command = [sys.executable, "-c", _PROGRAM, source, Path(folder) / "out.gguf", str(bits)]
+        command = [sys.executable, "-c", _PROGRAM, str(source), f"{folder}/out.gguf", str(bits)]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         size = source.stat().st_size
     first, whole = json.loads(done.stdout)

@@ -55,6 +55,7 @@ def test_the_bench_of_budgets_finds_types_with_less_divergence_than_a_recipe() -
     assert int(lower[1]) >= 10
 
 
+@pytest.mark.long
 def test_the_bench_of_budgets_measures_time_and_memory() -> None:
     done = run("budget.py", "--size", "1MB")
     assert done.returncode == 0, done.stderr

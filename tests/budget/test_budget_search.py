@@ -114,6 +114,6 @@ def test_budgets_that_cannot_be_met_are_refused(
         quantize(tiny_llama, tmp_path / "out.gguf", budget)
 
 
-def test_other_outputs_than_gguf_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="needs a GGUF file of a model"):
-        quantize(tiny_llama, tmp_path / "out", QuantizationBudget(bits=4.5))
+def test_outputs_that_are_not_a_whole_model_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="needs a GGUF file of a model, or a model directory"):
+        quantize(tiny_llama, tmp_path / "out.safetensors", QuantizationBudget(bits=4.5))

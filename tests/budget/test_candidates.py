@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from weightctl.budget.gguf_space import list_candidates
 from weightctl.budget.search import QuantizationBudget
-from weightctl.budget.tensors import list_candidates
 from weightctl.budget.texts import make_calibration
 from weightctl.calibrate.chunks import read_texts
 from weightctl.dtype import ENCODINGS
@@ -38,8 +38,8 @@ def plan_rows(columns: int, **options: object) -> Plan:
 
 
 def names_of(plan: Plan, *in_place: str) -> list[str]:
-    (found,) = list_candidates(plan, TYPES, [ENCODINGS[name] for name in in_place])
-    return [kind.name for kind in found.types]
+    ((_, found),) = list_candidates(plan, TYPES, [ENCODINGS[name] for name in in_place])
+    return [kind.name for kind in found]
 
 
 def test_rows_of_whole_blocks_get_the_types_themselves() -> None:

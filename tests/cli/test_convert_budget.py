@@ -34,7 +34,7 @@ def test_a_budget_gives_a_file_a_recipe_and_a_report(
     types = tomllib.loads(recipe.read_text())["types"]
     assert list(types.values()) == [each["type"] for each in found["tensors"]]
     # The recipe is not replaced without a request, and nothing is searched for that.
-    again = weightctl("convert", tiny_llama, out, "--bpw", "4", "--recipe-out", str(recipe), "-f")
+    again = weightctl("convert", tiny_llama, out, "--bpw", "4", *map(str, given), "-f")
     assert again.returncode == 0, again.stderr
     refused = weightctl("convert", tiny_llama, out, "--bpw", "4", "--recipe-out", str(recipe))
     assert (refused.returncode, "found.toml exists" in refused.stderr) == (2, True)
@@ -82,9 +82,9 @@ def test_options_that_do_not_go_together_are_refused(
     assert "Traceback" not in done.stderr
 
 
-def test_a_budget_for_a_model_directory_is_refused(
+def test_a_budget_for_a_file_that_is_not_a_whole_model_is_refused(
     tiny_llama: Path, tmp_path: Path, weightctl: Run
 ) -> None:
-    done = weightctl("convert", tiny_llama, tmp_path / "out", "--bpw", "4")
+    done = weightctl("convert", tiny_llama, tmp_path / "out.safetensors", "--bpw", "4")
     assert done.returncode == 2
     assert "needs a GGUF file" in done.stderr

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.budget.view import view_plan
 from weightctl.verify.checks.forward.predictions import predict
 from weightctl.verify.run.parts import Running
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.budget.space import SearchSpace
     from weightctl.codecs.base import F32
-    from weightctl.dtype import Encoding
-    from weightctl.plan.plan import Plan
     from weightctl.verify.run.prompt import Prompt
 
 __all__ = ["Certificate", "SourceJudge"]
@@ -36,15 +34,15 @@ class Certificate(NamedTuple):
 
 
 class SourceJudge:
-    """The unquantized model of a plan, run once on a text, to compare quantized ones with it."""
+    """The unquantized model, run once on a text, to compare quantized ones with it."""
 
-    def __init__(self, plan: Plan, running: Running, prompt: Prompt) -> None:
-        self._plan, self._running, self._prompt = plan, running, prompt
+    def __init__(self, space: SearchSpace, running: Running, prompt: Prompt) -> None:
+        self._space, self._running, self._prompt = space, running, prompt
         self._wanted = _run(running, prompt)
 
-    def measure(self, types: Mapping[str, Encoding]) -> Certificate:
+    def measure(self, types: Mapping[str, str]) -> Certificate:
         """Run the model with tensors in these types, by name, and compare the predictions."""
-        quantized = Running(view_plan(self._plan, types))
+        quantized = Running(self._space.view(types))
         own = _run(quantized, self._prompt)
         found = predict(quantized, self._running, own, self._wanted, self._prompt)
         divergence = found.divergence

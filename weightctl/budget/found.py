@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     from weightctl.budget.certificate import Certificate
 
-__all__ = ["ChosenType", "FoundTypes", "describe_certificate", "make_metadata", "make_recipe"]
+__all__ = [
+    "ChosenType",
+    "FoundTypes",
+    "describe_certificate",
+    "make_metadata",
+    "make_recipe",
+    "match_name",
+]
 
 _KEY = "weightctl.budget"
 
@@ -36,7 +43,8 @@ class FoundTypes:
 
     `budget` is the budget as an option. `bits` are the bits per weight of the whole model.
     `predicted` is the sum of the divergences of all tensors, in nats. `calibration` describes the
-    text on which sensitivities were measured, and `notes` are for the user.
+    text on which sensitivities were measured, and `notes` are for the user. `default` is the type
+    of further weights of a model directory; for GGUF, it is empty.
     """
 
     budget: str
@@ -46,11 +54,12 @@ class FoundTypes:
     tensors: tuple[ChosenType, ...]
     certificate: Certificate
     notes: tuple[str, ...] = ()
+    default: str = ""
 
     @property
-    def recipe(self) -> Recipe:
-        """The recipe that gives each tensor its type."""
-        return make_recipe(self.budget, {each.name: each.type for each in self.tensors})
+    def types(self) -> dict[str, str]:
+        """The types of the tensors by their names."""
+        return {each.name: each.type for each in self.tensors}
 
     @property
     def toml(self) -> str:
@@ -58,6 +67,7 @@ class FoundTypes:
         lines = [
             f"# Found by `weightctl convert {self.budget}`: {self.bits:.4f} bits per weight.",
             *(f"# {line}" for line in describe_certificate(self.certificate)),
+            *(["", f'default = "{self.default}"'] if self.default else []),
             "",
             "[types]",
             *(f"'{_pattern(each.name)}' = \"{each.type}\"" for each in self.tensors),
@@ -97,8 +107,13 @@ class FoundTypes:
 
 def make_recipe(name: str, types: Mapping[str, str]) -> Recipe:
     """Return the recipe that gives tensors these types by their names, and keeps all others."""
-    lines = (RecipeLine(re.compile(_pattern(each)), "", kind) for each, kind in types.items())
+    lines = (RecipeLine(match_name(each), "", kind) for each, kind in types.items())
     return Recipe(name, None, tuple(lines))
+
+
+def match_name(name: str) -> re.Pattern[str]:
+    """Return the pattern of a tensor's name, which matches no other name."""
+    return re.compile(_pattern(name))
 
 
 def _pattern(name: str) -> str:

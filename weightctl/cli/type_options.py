@@ -89,8 +89,8 @@ Bpw = Annotated[
     typer.Option(
         "--bpw",
         metavar="BITS",
-        help="Find the types of a GGUF file with at most BITS bits per weight whose predictions "
-        "differ least from those of MODEL, by running the model. Needs torch.",
+        help="Find the types of a GGUF file or a model directory with at most BITS bits per weight "
+        "whose predictions differ least from those of MODEL, by running the model. Needs torch.",
         rich_help_panel=_BUDGET,
     ),
 ]
@@ -148,7 +148,8 @@ Types = Annotated[
         "--types",
         metavar="TYPES",
         help="The types to choose from. [default: Q2_K,Q3_K,Q4_K,Q5_K,Q6_K,Q8_0; for rows that are "
-        "not multiples of 256, IQ4_NL,Q4_0,Q4_1,Q5_0,Q5_1,Q8_0]",
+        "not multiples of 256, IQ4_NL,Q4_0,Q4_1,Q5_0,Q5_1,Q8_0; for model directories, "
+        "W4A16,W8A16,keep]",
         rich_help_panel=_BUDGET,
     ),
 ]

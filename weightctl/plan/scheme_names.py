@@ -55,6 +55,8 @@ def find_scheme(quant: object, *, is_directory: bool) -> SchemeRecipe | None:
     schemes there, and types elsewhere. Raises `ConversionError` for a scheme in another output, and
     for invalid options.
     """
+    if isinstance(quant, SchemeRecipe):
+        return quant
     if isinstance(quant, os.PathLike):
         quant = os.fspath(cast("os.PathLike[str]", quant))
     if not isinstance(quant, str):

@@ -19,7 +19,7 @@ from weightctl.plan.one_type import cast_for_format
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.rename import RenamingsLike, list_rule_files
-from weightctl.plan.scheme_names import find_scheme
+from weightctl.plan.scheme_names import SchemeRecipe, find_scheme
 from weightctl.plan.scheme_search import SchemeSearch
 from weightctl.plan.scheme_weights import store_in_scheme
 from weightctl.plan.type_rules import TypeRule, parse_rules
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from weightctl.adapters.paths import AdapterLike
     from weightctl.dtype import DTypeLike, Encoding
-    from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
@@ -77,7 +76,7 @@ def convert(
     *,
     mmproj: str | os.PathLike[str] | None = None,
     dtype: DTypeLike | Encoding | None = None,
-    quant: TypeLike | Recipe | os.PathLike[str] | None = None,
+    quant: TypeLike | Recipe | SchemeRecipe | os.PathLike[str] | None = None,
     tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
     imatrix: str | os.PathLike[str] | None = None,
     search: bool = False,
@@ -204,7 +203,8 @@ def convert(
     # Metadata is set twice: before types are chosen, since it may determine them, and afterwards,
     # since it overrides keys that describe the types.
     plan = change_metadata(plan, settings, unset)
-    chosen = None if scheme is not None and dtype is None else type_of(dtype, quant)
+    wanted = str(quant.choice) if isinstance(quant, SchemeRecipe) else quant
+    chosen = None if scheme is not None and dtype is None else type_of(dtype, wanted)
     importance = None if imatrix is None else read_importance(os.fspath(imatrix))
     rule_files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **rule_files})
