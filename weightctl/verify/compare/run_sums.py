@@ -55,7 +55,7 @@ def compare_runs(own: F32, reference: F32) -> RunSums:
         )
     sums = np.empty((3, len(own)), np.float64)
     product, most = kernel.compare(np.ascontiguousarray(own), np.ascontiguousarray(reference), sums)
-    return RunSums(*sums, product, most)
+    return RunSums(sums[0], sums[1], sums[2], product, most)
 
 
 def _sum_squares(runs: F32) -> F64:
