@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 from weightctl.dtype import DType
@@ -147,8 +147,9 @@ def _sum_squares(rows: Tensor) -> NDArray[np.float64]:
 
     columns = rows.shape[1]
     made = torch.zeros(columns, dtype=torch.float64, device=rows.device)
-    for part in rows.split(max(1, _SQUARED // max(1, columns))):
-        made += part.float().square().sum(0)
+    step = max(1, _SQUARED // max(1, columns))
+    for start in range(0, len(rows), step):
+        made += rows[start : start + step].float().square().sum(0)
     return made.cpu().numpy()
 
 
@@ -178,7 +179,8 @@ def _find_linear() -> Callable[..., Tensor] | None:
     """Return oneDNN's product with a transposed matrix; None if this torch does not have it."""
     import torch
 
-    if not torch.backends.mkldnn.is_available():
+    # torch has no annotations for `is_available`.
+    if not cast("Any", torch.backends.mkldnn).is_available():
         return None
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
