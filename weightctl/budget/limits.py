@@ -38,10 +38,10 @@ class QuantizationBudget:
     (None for the context length of the model) and a KV cache of the type `kv_type` (None for F16).
 
     `types` are the types to choose from. For GGUF, they are by default K-quants, and types with
-    smaller blocks for rows that are not multiples of 256. For model directories, they are types of compressed-tensors, by default W4A16 and W8A16, and "keep".
-    Tensors of one layer whose names contain the regular expression `same_type` get the same type.
-    Sensitivities are measured on `calibration`, and the result on `text`; by default, these are two
-    built-in texts.
+    smaller blocks for rows that are not multiples of 256. For model directories, they are types of
+    compressed-tensors, by default W4A16 and W8A16, and "keep". Tensors of one layer whose names
+    contain the regular expression `same_type` get the same type. Sensitivities are measured on
+    `calibration`, and the result on `text`; by default, these are two built-in texts.
     """
 
     bits: float | None = None

@@ -253,11 +253,11 @@ class _Passing:
             state.finish_layer(self._collector.take())
         if self._has_output:
             self._say("output", 1.0)
-            loaded = self._running.load_output(observe=self._collector.observe)
+            output = self._running.load_output(observe=self._collector.observe)
             for start, ids in self._batches():
                 for x in state.get(start, len(ids)):
                     for first in range(0, len(x), _LOGITS):
-                        loaded.execute(x[None, first : first + _LOGITS])
+                        output.execute(x[None, first : first + _LOGITS])
         return state.sums() | self._collector.take()
 
     def _begin(self, state: RunState) -> None:

@@ -135,8 +135,9 @@ def _sum_squares(rows: Tensor) -> NDArray[np.float64]:
 
     columns = rows.shape[1]
     made = torch.zeros(columns, dtype=torch.float64, device=rows.device)
-    for part in rows.split(max(1, _SQUARED // max(1, columns))):
-        made += part.float().square().sum(0)
+    step = max(1, _SQUARED // max(1, columns))
+    for start in range(0, len(rows), step):
+        made += rows[start : start + step].float().square().sum(0)
     return made.cpu().numpy()
 
 

@@ -124,13 +124,11 @@ class _Running:
             self._refuse(operation, given, results, self._sizes_of(operation.call))
         if self._observe is not None:
             self._show(self._observe, operation, given)
-        values = self._values
-        for slot, result in zip(operation.outputs, results, strict=True):
-            values[slot] = result
+        self._values.update(zip(operation.outputs, results, strict=True))
         if not given:
             self._borrowed |= {_memory(tensor) for tensor in results}
         for slot in operation.frees:
-            values.pop(slot, None)
+            self._values.pop(slot, None)
         return number + 1
 
     def _compute(self, number: int, given: Sequence[Tensor | EncodedMatrix]) -> Sequence[Tensor]:
