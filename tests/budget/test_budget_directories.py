@@ -74,3 +74,10 @@ def test_a_gguf_file_is_not_quantized_to_a_directory(tiny_llama: Path, tmp_path:
     convert(tiny_llama, tmp_path / "in.gguf")
     with pytest.raises(ConversionError, match="needs a source with Hugging Face's names"):
         quantize(tmp_path / "in.gguf", tmp_path / "out", QuantizationBudget(bits=6))
+
+
+def test_a_directory_is_not_made_for_the_memory_of_llama_cpp(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConversionError, match="--fit is for GGUF files"):
+        quantize(tiny_llama, tmp_path / "out", QuantizationBudget(memory="1GB"))
