@@ -124,11 +124,13 @@ def quantized() -> tuple[RecognizedModel, RecognizedModel]:
     return recognize(as_checkpoint(blocks), document), recognize(weights_of(numbers), document)
 
 
-def test_a_quantized_llama_equals_the_dequantized_one_exactly() -> None:
+def test_a_quantized_llama_equals_the_dequantized_one_up_to_rounding() -> None:
     tokens, (blocks, numbers) = tokens_below(96, 1, 8), quantized()
     nodes = build_network(blocks).graph().nodes
     assert sum(node.op == "dequantize" for node in nodes) == 2 * 7 + 1
-    assert np.array_equal(compute(blocks, tokens), compute(numbers, tokens))
+    # The kernels add products in another order than torch.
+    made, wanted = compute(blocks, tokens), compute(numbers, tokens)
+    assert np.allclose(made, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
 
 
 class WithSubgraph(Decoder):
