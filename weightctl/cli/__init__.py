@@ -158,8 +158,8 @@ def _kernels() -> str:
                 "success: verify found no problems, check no violated rule, diff no differences, "
                 "ls --scan nothing dangerous, unknown or unreadable",
                 "verify found problems or differences, or could not run a requested check; check "
-                "found a violated rule; diff found differences; or ls --scan found something "
-                "dangerous, unknown or unreadable",
+                "found a violated rule; diff found differences; ls --fit found too little memory; "
+                "or ls --scan found something dangerous, unknown or unreadable",
             ),
             (
                 "`weightctl help COMMAND` shows the options of a command, with examples. "
