@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from commands import Completed, run_command, start_command
 from real_files import fetch
 
 if TYPE_CHECKING:
@@ -25,7 +24,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("COLUMNS", None)
 
 pytest_plugins = [
+    "costs",
     "crossing_fixtures",
+    "each",
     "extended_package",
     "full_disks",
     "healthy_models",
@@ -46,24 +47,18 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 ROOT = Path(__file__).parent.parent
-Completed = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture(scope="session")
 def weightctl() -> Callable[..., Completed]:
-    """Run `weightctl` in a separate process, without a terminal."""
+    """Run `weightctl` in this process, without a terminal."""
+    return run_command
 
-    def run(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
-        return subprocess.run(
-            [sys.executable, "-m", "weightctl", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=cwd,
-            env=os.environ | {"COLUMNS": "100"} | environment,
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def weightctl_process() -> Callable[..., Completed]:
+    """Run `weightctl` in a process of its own, without a terminal."""
+    return start_command
 
 
 @pytest.fixture(scope="session")

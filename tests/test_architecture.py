@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import weightctl
+from each import each
 from structure import (
     count_participles,
     is_for_checkers,
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(weightctl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-TEST_FILES = sorted((ROOT / "tests").rglob("*.py"))
 
 # A module imports only from layers below its own, and from its own package.
 LAYERS = (
@@ -102,6 +103,7 @@ def package_of_name(name: str) -> str:
     return "nn.models" if parts[:2] == ["nn", "models"] else parts[0]
 
 
+@cache
 def imports_of(module: Path) -> set[str]:
     return imports_in(ast.walk(ast.parse(module.read_text())))
 
@@ -118,7 +120,7 @@ def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@each("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(module: Path) -> None:
     package = package_of(module)
     if package == "__init__":
@@ -156,13 +158,13 @@ def test_what_points_up_is_for_type_checkers() -> None:
         assert name not in imports_in(node for top in unchecked for node in ast.walk(top))
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@each("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_typer_and_rich_stay_in_the_command_line(module: Path) -> None:
     outside = {name.split(".")[0] for name in imports_of(module)}
     assert package_of(module) == "cli" or not outside & {"typer", "rich"}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@each("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_torch_stays_in_the_engine_and_in_what_ops_do_on_it(module: Path) -> None:
     outside = {name.split(".")[0] for name in imports_of(module)}
     computes = package_of(module) == "engine" or module.parent == PACKAGE / "graph" / "ops"
@@ -171,16 +173,6 @@ def test_torch_stays_in_the_engine_and_in_what_ops_do_on_it(module: Path) -> Non
 
 def test_every_package_has_a_layer() -> None:
     assert {package_of(module) for module in MODULES} == set(LAYER_OF)
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_is_over_400_lines(module: Path) -> None:
-    assert len(module.read_text().splitlines()) <= 400
-
-
-@pytest.mark.parametrize("file", TEST_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_test_file_is_over_400_lines(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 400
 
 
 @pytest.mark.parametrize(

@@ -222,10 +222,12 @@ def test_color_is_for_terminals_that_want_it(weightctl: Run, tiny_llama: Path) -
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_an_encoding_without_the_letters_is_not_a_traceback(weightctl: Run, tmp_path: Path) -> None:
+def test_an_encoding_without_the_letters_is_not_a_traceback(
+    weightctl_process: Run, tmp_path: Path
+) -> None:
     path = tmp_path / "名前.safetensors"
     save(Plan.copy(tree_of({"重み": (1,)}), "safetensors"), target(str(path)))
-    done = weightctl("ls", path, PYTHONIOENCODING="ascii")
+    done = weightctl_process("ls", path, PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "\\u91cd\\u307f" in done.stdout
 
@@ -249,20 +251,20 @@ def test_version_is_that_of_the_package(weightctl: Run) -> None:
     assert shown[0] == f"weightctl {package.__version__}"
 
 
-def test_version_says_which_kernels_serve(weightctl: Run) -> None:
+def test_version_says_which_kernels_serve(weightctl_process: Run) -> None:
     from weightctl.kernels import active, levels
 
     none = "none; NumPy is used instead (no C compiler was found during installation)"
-    assert weightctl("--version").stdout.splitlines()[1] == f"kernels: {active() or none}"
-    switched = weightctl("--version", WEIGHTCTL_KERNELS="off").stdout.splitlines()[1]
+    assert weightctl_process("--version").stdout.splitlines()[1] == f"kernels: {active() or none}"
+    switched = weightctl_process("--version", WEIGHTCTL_KERNELS="off").stdout.splitlines()[1]
     assert switched.startswith("kernels: none; NumPy is used instead (")
     assert ("no C compiler" in switched) is not bool(levels())
 
 
-def test_version_says_which_level_is_none(weightctl: Run) -> None:
+def test_version_says_which_level_is_none(weightctl_process: Run) -> None:
     from weightctl.kernels import levels
 
-    shown = weightctl("--version", WEIGHTCTL_KERNELS="nonsense").stdout.splitlines()[1]
+    shown = weightctl_process("--version", WEIGHTCTL_KERNELS="nonsense").stdout.splitlines()[1]
     assert ("'nonsense' is not supported here" in shown) is bool(levels())
 
 

@@ -68,9 +68,9 @@ def test_a_weight_in_several_tensors_is_one_row(weightctl: Run, tmp_path: Path) 
 
 
 def test_a_distribution_is_drawn_in_ascii_where_others_cannot_be(
-    weightctl: Run, model: Path
+    weightctl: Run, weightctl_process: Run, model: Path
 ) -> None:
-    done = weightctl("stat", model, "--hist", PYTHONIOENCODING="ascii")
+    done = weightctl_process("stat", model, "--hist", PYTHONIOENCODING="ascii")
     assert "#" in done.stdout
     assert "█" in weightctl("stat", model, "--hist").stdout
 

@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ _IRREGULAR = {
 _SHORT = 60
 
 
+@cache
 def parse_modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
     """Return the modules of a package by their dotted names."""
     found: dict[str, tuple[Path, ast.Module]] = {}

@@ -1,0 +1,128 @@
+"""The command line, run in the process of the test or in one of its own.
+
+A start of Python and its imports cost more than most commands do, so tests call `run_command`. What
+a process has to itself (signals, the state of modules, the moment it ends) is tested with
+`start_command`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from unittest.mock import patch
+
+from weightctl.cli import main
+from weightctl.storage.traffic import TRAFFIC, TrafficCounts
+from weightctl.system.elapsed import start_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+ROOT = Path(__file__).parents[2]
+Completed = subprocess.CompletedProcess[str]
+# The width that tests see, where they do not set another.
+_SURROUNDINGS = {"COLUMNS": "100"}
+
+
+def start_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
+    """Run `weightctl` in a process of its own, without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "weightctl", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=os.environ | _SURROUNDINGS | environment,
+    )
+
+
+def run_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
+    """Run `weightctl` in this process, without a terminal.
+
+    Signals, the environment and the folder are as before afterwards; modules keep their state.
+    """
+    words = ["weightctl", *map(str, arguments)]
+    with ExitStack() as stack:
+        out = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
+        err = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
+        with (
+            patch.dict(os.environ, _SURROUNDINGS | environment),
+            patch.object(sys, "argv", words),
+            _inside(cwd),
+            _kept_signals(),
+            _connected(0, "stdin", stack.enter_context(open(os.devnull))),
+            _connected(1, "stdout", out),
+            _connected(2, "stderr", err),
+        ):
+            code = _run_main()
+        return Completed(words, code, _read(out), _read(err))
+
+
+def _run_main() -> int:
+    start_clock()
+    vars(TRAFFIC).update(TrafficCounts()._asdict())  # the counts of one command
+    try:
+        main()
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:  # noqa: BLE001  # as at the end of a process
+        traceback.print_exc()
+        return 1
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
+@contextmanager
+def _inside(directory: Path) -> Generator[None, None, None]:
+    before = os.open(".", os.O_RDONLY)
+    os.chdir(directory)
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
+
+
+@contextmanager
+def _kept_signals() -> Generator[None, None, None]:
+    """Restore handlers of signals and the limit of open files, which the command sets."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@contextmanager
+def _connected(number: int, name: str, file: IO[str]) -> Generator[None, None, None]:
+    """Connect a standard stream, and its descriptor, with a file."""
+    if name != "stdin":
+        getattr(sys, name).flush()
+    before = os.dup(number)
+    os.dup2(file.fileno(), number)
+    mode = "r" if name == "stdin" else "w"
+    try:
+        with (
+            open(number, mode, encoding="utf-8", closefd=False) as ours,
+            patch.object(sys, name, ours),
+        ):
+            yield
+    finally:
+        os.dup2(before, number)
+        os.close(before)

@@ -1,0 +1,143 @@
+"""One test for all rows of a table: it runs for each row, and lists all that fail.
+
+`@each(names, rows)` is written as `@pytest.mark.parametrize(names, rows)` is. Decorators on top of
+each other give all combinations. A row has its own `tmp_path` and `monkeypatch`, and what it
+skips is skipped alone; all other fixtures are shared by the rows. `pytest --row TEXT` runs only the
+rows whose name contains the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import shutil
+from contextlib import ExitStack
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Test = Callable[..., None]
+
+# The other failures of a table are named without a traceback.
+_TRACED = 5
+_ROWS = "rows_of_each"
+
+
+class _Chosen:
+    """The text of `--row`."""
+
+    text = ""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--row", default="", help="run only rows whose name contains this text")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    _Chosen.text = config.getoption("--row")
+
+
+def each(
+    names: str | Sequence[str],
+    rows: Iterable[Any],
+    ids: Callable[[Any], Any] | Sequence[Any] | None = None,
+) -> Callable[[Test], Test]:
+    """Return a decorator that runs a test for each row, in one case."""
+    words = [word.strip() for word in names.split(",")] if isinstance(names, str) else [*names]
+    table = [
+        (_name_row(row, number, ids, words), dict(zip(words, _values(row, words), strict=True)))
+        for number, row in enumerate(rows)
+    ]
+
+    def decorate(test: Test) -> Test:
+        if inner := getattr(test, _ROWS, None):
+            # A decorator above another one: all combinations, in one loop.
+            function, below = inner
+            return _loop(function, [
+                (f"{name}-{other}", values | others)
+                for (other, others), (name, values) in product(table, below)
+            ])  # fmt: skip
+        return _loop(test, table)
+
+    return decorate
+
+
+def _loop(test: Test, table: list[tuple[str, dict[str, Any]]]) -> Test:
+    signature = inspect.signature(test)
+    given = {name for _, values in table for name in values}
+    own = {"tmp_path", "monkeypatch"} & signature.parameters.keys()
+
+    @functools.wraps(test)
+    def run(**fixtures: Any) -> None:
+        failed: list[tuple[str, BaseException]] = []
+        skipped: list[str] = []
+        wanted = [row for row in table if _Chosen.text in row[0]]
+        for number, (name, values) in enumerate(wanted):
+            with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+                its_own: dict[str, Any] = {}
+                if "monkeypatch" in own:
+                    its_own["monkeypatch"] = patch
+                if "tmp_path" in own:
+                    its_own["tmp_path"] = place = fixtures["tmp_path"] / f"{number}"
+                    place.mkdir()
+                    stack.callback(shutil.rmtree, place, ignore_errors=True)
+                try:
+                    test(**fixtures | values | its_own)
+                except pytest.skip.Exception as reason:
+                    skipped.append(str(reason))
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  # listed below
+                    failed.append((name, error))
+                    stack.pop_all()  # as pytest does, what a failed test wrote is kept
+        if failed:
+            _report(failed, len(wanted))
+        if skipped and len(skipped) == len(wanted):
+            pytest.skip(skipped[0])
+
+    parameters = [one for name, one in signature.parameters.items() if name not in given]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    setattr(run, _ROWS, (test, table))
+    return run
+
+
+def _report(failed: list[tuple[str, BaseException]], count: int) -> None:
+    for name, error in failed:
+        error.add_note(f"row: {name}")
+    listed = "\n".join(f"  {name}: {_shorten(error)}" for name, error in failed)
+    raise BaseExceptionGroup(
+        f"{len(failed)} of {count} rows failed:\n{listed}\n",
+        [error for _, error in failed[:_TRACED]],
+    )
+
+
+def _shorten(error: BaseException) -> str:
+    lines = f"{type(error).__name__}: {error}".splitlines()
+    return lines[0][:200]
+
+
+def _values(row: Any, words: list[str]) -> Sequence[Any]:
+    if _is_param(row):
+        assert not row.marks, "a row of each() has no marks: write a test of its own"
+        return row.values
+    return row if len(words) > 1 else (row,)
+
+
+def _is_param(row: Any) -> bool:
+    return hasattr(row, "values") and hasattr(row, "marks") and hasattr(row, "id")
+
+
+def _name_row(row: Any, number: int, ids: Any, words: list[str]) -> str:
+    if _is_param(row) and row.id:
+        return str(row.id)
+    values = _values(row, words)
+    if callable(ids):
+        named = [ids(value) for value in values]
+        values = [value if one is None else one for one, value in zip(named, values, strict=True)]
+    elif ids is not None:
+        return str(ids[number])
+    text = "-".join(re.sub(r"\s+", " ", str(value)) for value in values)
+    return text if len(text) <= 120 else f"{text[:100]}... ({number})"
