@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from commands import Completed, run_command, start_command
-from real_files import fetch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -32,6 +31,7 @@ pytest_plugins = [
     "healthy_models",
     "hub_fixtures",
     "hub_uploads",
+    "real_files",
     "real_servers",
 ]
 
@@ -49,6 +49,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run files that are named without workers, which take seconds to start."""
+    return None if all(Path(name).is_dir() for name in config.args) else 0
+
+
 @pytest.fixture(scope="session")
 def weightctl() -> Callable[..., Completed]:
     """Run `weightctl` in this process, without a terminal."""
@@ -64,26 +69,6 @@ def weightctl_process() -> Callable[..., Completed]:
 @pytest.fixture(scope="session")
 def tiny_llama() -> Path:
     return ROOT / "fixtures" / "tiny-llama"
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    return fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Path:
-    return fetch("minilm")
-
-
-@pytest.fixture(scope="session")
-def silero() -> Path:
-    return fetch("silero") / "silero_vad_16k.safetensors"
-
-
-@pytest.fixture(scope="session")
-def vocabularies() -> list[Path]:
-    return sorted(fetch("vocabularies").glob("*.gguf"))
 
 
 @pytest.fixture

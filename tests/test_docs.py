@@ -22,6 +22,7 @@ import pytest
 
 from doc_examples import has_examples, play, play_processes, without_times
 from doc_tables import update_tables
+from each import each
 from example_files import make_example_files
 from verify_tables import SCHEMA, update_schema
 from weightctl.cli import COMMANDS
@@ -41,6 +42,8 @@ PAGES = {str(path.relative_to(ROOT)): path for path in (README, *sorted(DOCS.glo
 PLAYED = [name for name, path in PAGES.items() if has_examples(path.read_text())]
 # Every command of this page fails, and no command of other pages does.
 TROUBLE = "docs/troubleshooting.md"
+# These pages quantize and run whole models, for minutes.
+LONG = {"README.md", "docs/quantization.md", "docs/imatrix.md"}
 PROCESSES = "docs/python.md"  # has a program with several processes
 SCRIPT = "run `python tests/test_docs.py`"
 
@@ -66,7 +69,10 @@ def list_anchors(text: str) -> set[str]:
     return {heading.strip().replace(" ", "-") for heading in plain}
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in PLAYED],
+)
 def test_a_page_shows_what_its_examples_print(name: str, tmp_path: Path) -> None:
     text = PAGES[name].read_text()
     played = play_page(text, tmp_path)
@@ -86,7 +92,7 @@ def test_the_program_of_several_processes_prints_what_the_page_shows(tmp_path: P
     assert (played.text, played.failures) == (text, ())
 
 
-@pytest.mark.parametrize("name", PAGES)
+@each("name", PAGES)
 def test_every_python_block_is_followed_by_what_it_prints(name: str) -> None:
     text = PAGES[name].read_text()
     blocks = re.findall(r"^```py(?:thon)?\n.*?^```\n(.*?\n)(.*?)$", text, re.DOTALL | re.MULTILINE)
@@ -94,13 +100,13 @@ def test_every_python_block_is_followed_by_what_it_prints(name: str) -> None:
     assert name == "docs/api-names.md" or all(after == ("\n", "```text") for after in blocks)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@each("name", PAGES)
 def test_generated_tables_are_those_of_the_program(name: str) -> None:
     text = PAGES[name].read_text()
     assert update_tables(text) == text, SCRIPT
 
 
-@pytest.mark.parametrize("name", PAGES)
+@each("name", PAGES)
 def test_links_lead_to_files_and_headings_that_are_there(name: str) -> None:
     page = PAGES[name]
     for link in LINK.findall(FENCE.sub("", page.read_text())):
@@ -112,7 +118,9 @@ def test_links_lead_to_files_and_headings_that_are_there(name: str) -> None:
         assert not anchor or anchor in list_anchors(target.read_text()), link
 
 
-def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+def test_the_site_is_built_without_warnings_and_loads_nothing_from_a_network(
+    tmp_path: Path,
+) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
         capture_output=True,
@@ -122,17 +130,9 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     )
     assert (built.returncode, "WARNING" in built.stderr) == (0, False), built.stderr
     assert {path.stem for path in DOCS.glob("*.md")} <= {path.stem for path in tmp_path.iterdir()}
-
-
-def test_the_site_loads_nothing_from_a_network(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
-        check=True,
-        cwd=ROOT,
-    )
     loads = re.compile(r'<(?:script|img|iframe)[^>]* src="https?:|<link[^>]* href="https?:')
-    for page in tmp_path.glob("*.html"):
-        found = [each for each in loads.findall(page.read_text()) if "canonical" not in each]
+    for page in tmp_path.rglob("*.html"):
+        found = [link for link in loads.findall(page.read_text()) if "canonical" not in link]
         assert found == [], page.name
 
 
@@ -140,14 +140,14 @@ def test_the_readme_is_for_newcomers_and_short() -> None:
     assert len(README.read_text().splitlines()) <= 250
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_every_command_has_a_page_with_its_options_and_a_session(name: str) -> None:
     text = (DOCS / f"{name}.md").read_text()
     assert f"<!-- generated: options {name} -->" in text
     assert f"$ weightctl {name} " in text
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_pages_name_options_that_exist(name: str, weightctl: Run) -> None:
     options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", weightctl(name, "--help").stdout))
     for page in PAGES.values():

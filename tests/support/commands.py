@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tempfile
 import traceback
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 from unittest.mock import patch
 
 from weightctl.cli import main
@@ -24,7 +25,7 @@ from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import start_clock
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 ROOT = Path(__file__).parents[2]
 Completed = subprocess.CompletedProcess[str]
@@ -44,12 +45,37 @@ def start_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) 
     )
 
 
-def run_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
+def run_command(
+    *arguments: str | Path, cwd: Path = ROOT, is_merged: bool = False, **environment: str
+) -> Completed:
     """Run `weightctl` in this process, without a terminal.
 
-    Signals, the environment and the folder are as before afterwards; modules keep their state.
+    Signals, the environment and the folder are as before afterwards; modules keep their state. With
+    `is_merged`, stdout has both streams.
     """
     words = ["weightctl", *map(str, arguments)]
+    return run_here(_run_main, words, cwd, environment, is_merged=is_merged)
+
+
+def run_program(path: Path, **environment: str) -> Completed:
+    """Run a Python file in this process, in its folder; stdout has both streams."""
+
+    def execute() -> int:
+        runpy.run_path(str(path), run_name="__main__")
+        return 0
+
+    return run_here(execute, [str(path)], path.parent, environment, is_merged=True)
+
+
+def run_here(
+    function: Callable[[], int],
+    words: list[str],
+    cwd: Path,
+    environment: dict[str, str],
+    *,
+    is_merged: bool = False,
+) -> Completed:
+    """Call a function as the main function of a process with these arguments."""
     with ExitStack() as stack:
         out = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
         err = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
@@ -60,17 +86,22 @@ def run_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) ->
             _kept_signals(),
             _connected(0, "stdin", stack.enter_context(open(os.devnull))),
             _connected(1, "stdout", out),
-            _connected(2, "stderr", err),
+            _connected(2, "stderr", out if is_merged else err),
         ):
-            code = _run_main()
+            code = _end(function)
         return Completed(words, code, _read(out), _read(err))
 
 
-def _run_main() -> int:
+def _run_main() -> NoReturn:
     start_clock()
     vars(TRAFFIC).update(TrafficCounts()._asdict())  # the counts of one command
+    main()
+
+
+def _end(function: Callable[[], int]) -> int:
+    """Return the exit code of a process with this main function."""
     try:
-        main()
+        return function()
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
-"""What each test costs: `pytest --costs FILE` writes the seconds of each test function as TOML.
+"""What each test costs: `pytest --costs FILE` prints the most costly tests, and writes all.
 
-Seconds are those of processors, of the test's process and of the processes that it waited for; the
-time of a fixture counts for the test that asked first. With `--costs -`, only the most costly
-functions are printed.
+The seconds are those of processors: of the test's process, and of the processes that it waited for.
+The time of a fixture counts for the test that asked first. A FILE that ends with `.md` has a line
+for each test file, any other one for each test function; `-` writes none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 PRINTED = 20
+_HEAD = """# What the tests cost
+
+Seconds of processors by file, written by `pytest --costs tests/costs.md`. With two workers, the run
+takes half of the sum, and the time of imports and collection.
+
+| seconds | cases | file |
+|--:|--:|---|
+"""
 
 
 class Costs:
@@ -27,7 +35,6 @@ class Costs:
         self.target = target
         self.spent = _count_seconds()
         self.seconds = defaultdict[str, float](float)
-        self.waited = defaultdict[str, float](float)
         self.cases = Counter[str]()
 
     @pytest.hookimpl(wrapper=True)
@@ -40,7 +47,6 @@ class Costs:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         function = report.nodeid.split("[", 1)[0]
         self.seconds[function] += dict(report.user_properties)["seconds"]
-        self.waited[function] += report.duration
         self.cases[function] += report.when == "call"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -48,12 +54,24 @@ class Costs:
         terminalreporter.section("most costly tests (seconds of processors)")
         for function in costly[:PRINTED]:
             terminalreporter.line(f"{self.seconds[function]:8.1f}  {function}")
-        if self.target == "-":
-            return
-        with Path(self.target).open("w") as file:
-            for function in costly:
-                seconds, waited = self.seconds[function], self.waited[function]
-                file.write(f"{seconds:.2f}\t{waited:.2f}\t{self.cases[function]}\t{function}\n")
+        if self.target.endswith(".md"):
+            Path(self.target).write_text(self._summarize())
+        elif self.target != "-":
+            lines = [f"{self.seconds[each]:.2f}\t{self.cases[each]}\t{each}\n" for each in costly]
+            Path(self.target).write_text("".join(lines))
+
+    def _summarize(self) -> str:
+        files: Counter[str] = Counter()
+        cases = Counter[str]()
+        for function, seconds in self.seconds.items():
+            file = function.partition("::")[0].removeprefix("tests/")
+            files[file] += seconds
+            cases[file] += self.cases[function]
+        lines = [
+            f"| {seconds:.1f} | {cases[name]} | {name} |\n" for name, seconds in files.most_common()
+        ]
+        total = f"| {sum(files.values()):.0f} | {sum(cases.values())} | all |\n"
+        return f"{_HEAD}{total}{''.join(lines)}"
 
 
 def _count_seconds() -> float:

