@@ -30,9 +30,7 @@ pytest_plugins = [
     "full_disks",
     "healthy_models",
     "hub_fixtures",
-    "hub_uploads",
     "real_files",
-    "real_servers",
 ]
 
 # Examples are derived from the code of a test: a commit passes on every machine or fails on every

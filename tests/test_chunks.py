@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import stored
-from old_outputs import EACH_KIND
-from outcomes import Kind, random_weights, standing
+from outcomes import EACH_KIND, Kind, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import EACH_KIND, old_output
-from outcomes import random_model, random_weights, standing
-from saved_shards import cut, layers
+from outcomes import EACH_KIND, old_output, random_model, random_weights, standing
+from sharded_files import cut, layers
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.write.save import save

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from full_disks import fill, make_read_only
-from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import KINDS, Kind, random_model, random_weights, standing
+from outcomes import (
+    EACH_KIND,
+    KINDS,
+    Kind,
+    old_output,
+    random_model,
+    random_weights,
+    standing,
+    untouched,
+)
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.plan.arrangement import split

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from arrays import weights_of
-from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import random_model, random_weights
+from outcomes import EACH_KIND, old_output, random_model, random_weights, untouched
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.base import cannot_write

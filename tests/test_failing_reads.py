@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from copying import contents
-from old_outputs import EACH_KIND, old_output, untouched
-from outcomes import Kind, random_model
+from outcomes import EACH_KIND, Kind, old_output, random_model, untouched
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError
 from weightctl.write.save import save

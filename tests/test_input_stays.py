@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import untouched
-from outcomes import random_weights, standing
+from outcomes import random_weights, standing, untouched
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats import FORMATS

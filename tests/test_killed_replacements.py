@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents
-from killed_saves import killed_saves
-from outcomes import leftovers, random_model, random_weights, standing
+from outcomes import killed_saves, leftovers, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError, OutputError
 from weightctl.plan.arrangement import split
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Completed
-    from killed_saves import KilledSaves
+    from outcomes import KilledSaves
 
     Files = dict[str, bytes]
     Contents = dict[str, tuple[str, tuple[int, ...], bytes]]

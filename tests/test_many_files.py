@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saved_shards import cut, layers
+from sharded_files import cut, layers
 from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:

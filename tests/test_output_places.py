@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import EACH_KIND, OLD
-from outcomes import random_weights
+from outcomes import EACH_KIND, OLD, random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.write.save import save

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from copying import contents
-from old_outputs import old_output, untouched
-from outcomes import KINDS, random_weights, standing
+from outcomes import KINDS, old_output, random_weights, standing, untouched
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.plan.arrangement import split

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import EACH_KIND, OLD, untouched
-from outcomes import random_weights, standing
+from outcomes import EACH_KIND, OLD, random_weights, standing, untouched
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.write.save import save

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import OLD, untouched
+from outcomes import OLD, untouched
 from weightctl import Plan, open_weights
 from weightctl.write.save import save
 

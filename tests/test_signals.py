@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from begun import begun
 from copying import contents
-from old_outputs import EACH_KIND
-from outcomes import KINDS, leftovers, random_model, standing
-from strikes import strikes
+from outcomes import EACH_KIND, KINDS, begun, leftovers, random_model, standing, strikes
 from weightctl import open_weights
 from weightctl.system.temporary import SWITCH
 from weightctl.write.save import save
@@ -25,8 +22,7 @@ from weightctl.write.save import save
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from outcomes import Kind
-    from strikes import Ended, Strikes
+    from outcomes import Ended, Kind, Strikes
 
     Files = dict[str, bytes]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from old_outputs import OLD
-from outcomes import random_weights
+from outcomes import OLD, random_weights
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
 from weightctl.write.save import save

@@ -33,8 +33,8 @@ from llama import write_llama  # noqa: E402
 
 import weightctl  # noqa: E402
 from clusters import CLUSTERS, start_cluster  # noqa: E402
-from remote_stores import BUCKET, serve_s3  # noqa: E402
-from servers.faults import Answer  # noqa: E402
+from servers.base import Answer  # noqa: E402
+from tested_stores import BUCKET, serve_s3  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402
 from weightctl.write.executors.batches import cut_batches, list_keyed_tasks  # noqa: E402
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conftest import ROOT
-from shells import STARTS, Shell
+from terminal import STARTS, Shell
 from weightctl import convert
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from assembly import call, stream, text, whole
+from payloads import call, stream, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Completed
+    from servers.base import PlainServer
     from servers.hub import HubServer
-    from servers.plain import PlainServer
     from servers.s3 import S3Server
 
     Run = Callable[..., Completed]
@@ -31,7 +31,7 @@ COMMANDS = ["ls {}", "verify {}", "convert {} out.gguf", "diff {} other", "shard
 @pytest.fixture
 def web(no_hub: Path, tiny_llama: Path) -> Iterator[PlainServer]:
     del no_hub
-    from servers.plain import PlainServer
+    from servers.base import PlainServer
 
     with PlainServer() as server:
         for path in tiny_llama.iterdir():

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hub_fixtures import MODEL
-from remote_stores import BUCKET, serve_s3
 from terminal import on_a_terminal
+from tested_stores import BUCKET, serve_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from conftest import Completed
+    from servers.base import PlainServer
     from servers.hub import HubServer
-    from servers.plain import PlainServer
 
     Run = Callable[..., Completed]
 
@@ -52,7 +52,7 @@ WITH_SECRETS = [
 @pytest.fixture
 def web(no_hub: Path, tiny_llama: Path) -> Iterator[PlainServer]:
     del no_hub
-    from servers.plain import PlainServer
+    from servers.base import PlainServer
 
     with PlainServer() as server:
         for path in tiny_llama.iterdir():
@@ -175,7 +175,7 @@ def test_the_progress_bar_of_local_files_does_not(tiny_llama: Path, tmp_path: Pa
 def test_a_request_that_was_repeated_is_in_the_summary(
     hub_model: HubServer, weightctl: Run, tmp_path: Path
 ) -> None:
-    from servers.faults import Answer
+    from servers.base import Answer
 
     hub_model.inject(Answer(503), path="/resolve/", times=1)
     done = weightctl("convert", URL, "out.safetensors", "--dtype", "f16", cwd=tmp_path)

@@ -11,13 +11,21 @@ from urllib.parse import quote, unquote
 import pytest
 from azure.storage.blob import generate_container_sas
 
-from remote_faults import READ_FAULTS, WRITE_FAULTS, write_model
-from remote_stores import BUCKET, put_files, serve_s3, serve_web
-from servers.faults import Redirect
-from servers.gcs import GCSServer
+from servers.base import Redirect
 from servers.hub import HubServer, HubUser
-from servers.signatures import Key
-from tested_stores import AZURE_ACCOUNT, AZURE_KEY, serve
+from servers.s3 import GCSServer, Key
+from tested_stores import (
+    AZURE_ACCOUNT,
+    AZURE_KEY,
+    BUCKET,
+    READ_FAULTS,
+    WRITE_FAULTS,
+    put_files,
+    serve,
+    serve_s3,
+    serve_web,
+    write_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft4Validator
 
-from assembly import call, whole
 from conftest import ROOT
+from payloads import call, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import small_checkpoints
-from assembly import call, whole
 from conftest import ROOT
+from payloads import call, whole
 from terminal import on_a_terminal
 from weightctl import open_weights
 from weightctl.families import recognize

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from oracles import ggml_quantize
-from rows import decoded, encoded
-from twins import twins
+from rows import decoded, encoded, twins
 
 
 def test_mxfp4_of_numbers_too_small_for_its_exponents_has_the_least_exponent() -> None:

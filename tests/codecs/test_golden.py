@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from twins import twins
+from rows import twins
 from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS
 

@@ -19,8 +19,8 @@ from rows import (
     example,
     normal,
     required,
+    twins,
 )
-from twins import twins
 from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS
 

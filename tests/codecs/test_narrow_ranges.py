@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from oracles import ggml_quantize
-from rows import encoded
-from twins import twins
+from rows import encoded, twins
 
 if TYPE_CHECKING:
     from collections.abc import Callable

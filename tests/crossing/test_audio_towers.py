@@ -11,8 +11,8 @@ import transformers
 from safetensors.torch import load_file
 
 from libmtmd import encode_audio
+from multimodal import SPEECH_CASES, encode_speech_in_transformers, make_speech
 from once import once, shared
-from speech import CASES, encode_speech_in_transformers, make_speech
 from tower_converter import convert_towers, find_differing
 from weightctl import convert
 
@@ -33,7 +33,7 @@ def checkpoint(speech: Path, name: str) -> Path:
     return once(speech / name, lambda half: make_speech(name, half))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", SPEECH_CASES)
 def test_a_model_that_hears_comes_back_byte_for_byte(
     name: str, speech: Path, tmp_path: Path
 ) -> None:
@@ -52,13 +52,13 @@ def test_a_model_that_hears_comes_back_byte_for_byte(
                     for each in (config, was))  # fmt: skip
     theirs = {key: each for key, each in wanted["audio_config"].items() if key != "dtype"}
     assert {key: read["audio_config"].get(key) for key in theirs} == theirs
-    assert {key: read[key] for key in CASES[name].ids} == {
-        key: wanted[key] for key in CASES[name].ids
+    assert {key: read[key] for key in SPEECH_CASES[name].ids} == {
+        key: wanted[key] for key in SPEECH_CASES[name].ids
     }
 
 
 # llama.cpp stops at the number of Voxtral's vectors, as `families/towers/voxtral.py` says.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "voxtral"])
+@pytest.mark.parametrize("name", [name for name in SPEECH_CASES if name != "voxtral"])
 def test_llama_cpp_hears_what_transformers_hears(name: str, speech: Path, tmp_path: Path) -> None:
     model = checkpoint(speech, name)
     text, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
@@ -75,14 +75,14 @@ def test_llama_cpp_hears_what_transformers_hears(name: str, speech: Path, tmp_pa
 @pytest.mark.real
 def test_audio_files_are_those_of_llama_cpps_converter(speech: Path, tmp_path: Path) -> None:
     pairs: list[tuple[Path, Path]] = []
-    for name in CASES:
+    for name in SPEECH_CASES:
         model = checkpoint(speech, name)
         convert(model, mmproj=tmp_path / f"{name}.gguf")
         pairs.append((model, tmp_path / f"{name}-converter.gguf"))
     convert_towers(pairs)
     # The converter rounds bfloat16 to float16, except for Audio Flamingo.
     rounded = {"a.conv1d.1.weight", "a.conv1d.2.weight"}
-    for name in CASES:
+    for name in SPEECH_CASES:
         theirs, ours = (tmp_path / f"{name}{end}.gguf" for end in ("-converter", ""))
         # In a tiny model, the positions are more values than the matrices.
         found = find_differing(theirs, ours, "general.file_type")

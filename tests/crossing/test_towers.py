@@ -11,8 +11,7 @@ import transformers
 from safetensors.torch import load_file
 
 from libmtmd import encode_image
-from multimodal import encode_in_transformers, make_multimodal
-from multimodal_cases import CASES
+from multimodal import CASES, encode_in_transformers, make_multimodal
 from once import once, shared
 from tower_converter import as_intern, convert_towers, find_differing
 from weightctl import convert

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from strikes import strikes
+from outcomes import strikes
 from weightctl import convert, edit, open_weights
 from weightctl.errors import FormatError
 from weightctl.storage.pending_edits import MARKER
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from strikes import Strikes
+    from outcomes import Strikes
 
 NUMBERS = np.random.default_rng(5)
 TENSORS = {

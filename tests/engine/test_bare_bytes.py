@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from blocks import in_blocks
 from engine_graphs import F32, loaded, numbers, ran
+from rows import in_blocks
 from runs import graph_of
 from weightctl import DType, QuantizationEncoding
 from weightctl.device import CPU

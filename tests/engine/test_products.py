@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from blocks import in_blocks
 from engine_graphs import CPU, F32, loaded, numbers, ran
+from rows import in_blocks
 from weightctl import DType, QuantizationEncoding
 from weightctl.engine import InferenceSession, products
 from weightctl.engine.bound_weights import BoundWeights

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from arrays import stored, weights_of
-from blocks import in_blocks
 from engine_graphs import F32, loaded, numbers
+from rows import in_blocks
 from runs import executed
 from weightctl import (
     DeviceRef,

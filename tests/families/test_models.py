@@ -11,7 +11,7 @@ import torch
 
 import small_models
 from arrays import weights_of
-from blocks import in_blocks
+from rows import in_blocks
 from runs import executed, graph_of
 from small_models import checkpoint, logits, tokens_below
 from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents, copied, held, spoken
-from hub_uploads import MODEL
-from remote_stores import serve_web
+from hub_fixtures import NEW_MODEL
 from strategies import INTERPRETED
-from tested_stores import serve
+from tested_stores import serve, serve_web
 from weightctl import open_weights
 from weightctl.formats import FORMATS, format_module
 from weightctl.plan.plan import Plan
@@ -56,7 +55,7 @@ def place(
         yield Place(f"file://{tmp_path}/a%20b", lambda name: (tmp_path / "a b" / name).read_bytes())
     elif request.param == "hf":
         hub: HubServer = request.getfixturevalue("xet_hub")
-        yield Place(f"hf://{MODEL}", lambda name: hub.repositories[MODEL][name])
+        yield Place(f"hf://{NEW_MODEL}", lambda name: hub.repositories[NEW_MODEL][name])
     else:
         with serve(request.param, monkeypatch, ports) as store:
             yield Place(f"{store.url}/a", lambda name: store.read()[f"a/{name}"])

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn_parts import Drawn, drawn_sets
 from sharded_files import (
+    Drawn,
     bytes_for,
     contents_of,
+    drawn_sets,
     on_ranks,
     piece_bytes,
     plan_of,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from refusals import assert_cheap, assert_one_error, measured
+from payloads import assert_cheap, assert_one_error, measured
 from weightctl import open_weights
 from weightctl.errors import FormatError
 

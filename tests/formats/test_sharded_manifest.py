@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drawn_parts import Drawn, drawn_sets
-from manifest_changes import refusal
-from sharded_files import document_of, manifest_of, two_ranks
+from sharded_files import Drawn, document_of, drawn_sets, manifest_of, refusal, two_ranks
 from weightctl import open_weights
 from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest

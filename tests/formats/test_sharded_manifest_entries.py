@@ -7,8 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from manifest_changes import CUT, Q, W, at, both, refusal, twice, without
-from sharded_files import document_of, two_ranks, write_document
+from sharded_files import (
+    CUT,
+    Q,
+    W,
+    at,
+    both,
+    document_of,
+    refusal,
+    twice,
+    two_ranks,
+    without,
+    write_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

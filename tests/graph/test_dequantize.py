@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blocks import in_blocks
+from rows import in_blocks
 from runs import run
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding

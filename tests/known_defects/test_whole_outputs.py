@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from arrays import stored, weights_of
-from begun import begun
-from old_outputs import EACH_KIND, untouched
-from outcomes import random_model, random_weights, standing
+from outcomes import EACH_KIND, begun, random_model, random_weights, standing, untouched
 from weightctl import Plan
 from weightctl.errors import OutputError
 from weightctl.write.save import save

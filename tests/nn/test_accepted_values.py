@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from arrays import stored
-from blocks import in_blocks
+from rows import in_blocks
 from weightctl import open_weights
 from weightctl.device import CPU
 from weightctl.dtype import DType, QuantizationEncoding

@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.pytorch_utils import Conv1D
 
-from blocks import in_blocks
+from rows import in_blocks
 from runs import run
 from torch_layers import difference, numbers, seeded, taken
 from weightctl.dtype import DType, QuantizationEncoding

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from arrays import stored, weights_of
-from blocks import in_blocks
+from rows import in_blocks
 from runs import run
 from small_modules import Block, Scale, Stack, all_weights, random_values, refusal
 from weightctl import open_weights

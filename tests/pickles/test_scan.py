@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from assembly import REDUCE, STOP, call, many, named, stacked, text, whole
-from attacks import LIVE
+from payloads import LIVE, REDUCE, STOP, call, many, named, stacked, text, whole
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.constructors import is_allowed
 from weightctl.storage.byte_range import HeldRange

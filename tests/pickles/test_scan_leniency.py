@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from assembly import call, named, stacked, text
-from payloads import TRICKS, frame
+from payloads import TRICKS, call, frame, named, stacked, text
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.storage.byte_range import HeldRange

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import weightctl
-from repacked_files import NAME, gguf_with, plan_of
+from packers import NAME, gguf_with, plan_of
 from weightctl.errors import ConversionError
 from written_models import CASES, convert, small_llama, values_in
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import weightctl
-from repacked_files import NAME, gguf_with, plan_of
+from packers import NAME, gguf_with, plan_of
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding import Affine, Biased, Symmetric, can_repack
 from weightctl.schemes.encoding.repacking import repack

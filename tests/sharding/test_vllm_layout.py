@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cut_models import saved
+from cut_models import ATTENTION, STATES, model, on_disk, planned, saved
 from sharded_files import contents_of, shard_bytes, write_shards
-from vllm_models import ATTENTION, model, on_disk, planned
-from vllm_states import STATES
 from weightctl import open_weights
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.sharding.planning import shard_plan

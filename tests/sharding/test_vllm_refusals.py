@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import small_models
-from cut_models import gguf_llama, saved, stated, with_names
-from vllm_models import ATTENTION, model, planned
+from cut_models import ATTENTION, gguf_llama, model, planned, saved, stated, with_names
 from weightctl.errors import ArchitectureError, ShardingError
 from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan

@@ -12,7 +12,7 @@ from azure.storage.blob import ContainerClient, generate_container_sas
 from safetensors.numpy import save_file
 
 from servers.azure_tokens import AZURE_TOKEN, AzureTokenServer
-from servers.tls import serve_tls, write_certificate
+from servers.base import serve_tls, write_certificate
 from tested_stores import AZURE_ACCOUNT, AZURE_KEY, connection_string
 from weightctl import convert, open_weights
 from weightctl.errors import FormatError, OutputError

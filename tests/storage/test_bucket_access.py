@@ -74,7 +74,7 @@ def test_a_public_bucket_is_read_without_credentials(
 
 
 def test_a_bucket_that_cannot_be_listed_is_read_by_name(bucket: S3Server) -> None:
-    from servers.faults import Answer
+    from servers.base import Answer
 
     bucket.inject(Answer(403), path="list-type")
     weights = open_weights(f"s3://{name_of(bucket)}/llama/model.safetensors")

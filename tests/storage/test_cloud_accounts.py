@@ -14,11 +14,9 @@ from azure.storage.blob import ContainerClient, generate_container_sas
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from remote_stores import BUCKET
-from servers.base import Server
-from servers.gcs import TOKEN, GCSServer
-from servers.messages import Request, Response, answer_json
-from tested_stores import AZURE_ACCOUNT, AZURE_KEY, connection_string
+from servers.base import Request, Response, Server, answer_json
+from servers.s3 import TOKEN, GCSServer
+from tested_stores import AZURE_ACCOUNT, AZURE_KEY, BUCKET, connection_string
 from weightctl import open_weights
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import open_reader

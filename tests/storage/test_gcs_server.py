@@ -9,15 +9,14 @@ import obstore
 import pytest
 from obstore.store import GCSStore
 
-from servers.buckets import MIB
-from servers.gcs import TOKEN, GCSServer
+from servers.s3 import MIB, TOKEN, GCSServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from obstore import UpdateVersion
 
-    from servers.buckets import Bucket
+    from servers.s3 import Bucket
 
 
 @pytest.fixture

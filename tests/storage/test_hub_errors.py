@@ -108,7 +108,7 @@ def test_a_token_that_the_hub_does_not_know(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_status(hub_model: HubServer, status: int, reason: str) -> None:
-    from servers.faults import Answer
+    from servers.base import Answer
 
     hub_model.inject(Answer(status), path="/api/")
     assert error_of(f"hf://{MODEL}").reason == reason
@@ -123,7 +123,7 @@ def test_a_hub_that_cannot_be_reached(hub: HubServer) -> None:
 
 def test_a_server_that_is_not_a_hub(no_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del no_hub
-    from servers.plain import PlainServer
+    from servers.base import PlainServer
 
     with PlainServer() as server:
         server.put(f"/api/models/{MODEL}/revision/main", b"<html>")

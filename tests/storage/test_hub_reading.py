@@ -20,8 +20,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from servers.base import Request, Response
     from servers.hub import HubServer
-    from servers.messages import Request, Response
 
 URL = f"hf://{MODEL}"
 
@@ -147,7 +147,7 @@ def test_where_the_api_states_no_sizes_the_listing_does(
 
 
 def test_a_request_to_the_api_is_repeated(hub_model: HubServer) -> None:
-    from servers.faults import Answer
+    from servers.base import Answer
 
     hub_model.inject(Answer(503), path="/api/", times=1)
     before = TRAFFIC.counts.retries
@@ -156,7 +156,7 @@ def test_a_request_to_the_api_is_repeated(hub_model: HubServer) -> None:
 
 
 def test_an_answer_that_is_cut_is_requested_again(hub_model: HubServer) -> None:
-    from servers.faults import Close
+    from servers.base import Close
 
     hub_model.inject(Close(100), path="/api/", times=1)
     assert "config.json" in list_names(URL)

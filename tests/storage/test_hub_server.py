@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from servers.hub_repositories import HubRepository
+    from servers.hub import HubRepository
 
 MODEL = "writer/model"
 TENSORS = save({"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, {"format": "pt"})

@@ -95,7 +95,7 @@ def test_the_hub_gets_the_token_and_the_host_of_the_bytes_does_not(
 def test_a_redirect_of_the_api_to_another_host_takes_no_token(
     hub_model: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from servers.faults import Redirect
+    from servers.base import Redirect
 
     monkeypatch.setenv("HF_TOKEN", READER)
     hub_model.inject(Redirect(hub_model.other_url, 307), path="/api/", times=1)
@@ -106,7 +106,7 @@ def test_a_redirect_of_the_api_to_another_host_takes_no_token(
 def test_a_redirect_of_the_api_on_the_same_host_takes_the_token(
     hub_model: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from servers.faults import Redirect
+    from servers.base import Redirect
 
     monkeypatch.setenv("HF_TOKEN", READER)
     hub_model.inject(Redirect(hub_model.url, 307), path="/api/", times=1)

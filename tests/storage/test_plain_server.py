@@ -9,8 +9,7 @@ import obstore
 import pytest
 from obstore.store import HTTPStore
 
-from servers.blobs import Blob
-from servers.plain import PlainServer
+from servers.base import Blob, PlainServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,9 @@ import pytest
 
 from hub_fixtures import MODEL, put_directory
 from servers.azure_tokens import AZURE_TOKEN
-from servers.faults import Redirect
-from servers.gcs import TOKEN
+from servers.base import PlainServer, Redirect
 from servers.hub import READER, WRITER
-from servers.plain import PlainServer
+from servers.s3 import TOKEN
 from tested_stores import serve
 from weightctl import convert
 from weightctl.errors import WeightctlError

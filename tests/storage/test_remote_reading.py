@@ -14,9 +14,8 @@ import torch
 from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
-from remote_stores import BUCKET, put_files, serve_s3, serve_web
-from servers.faults import Answer, Call, Close, IgnoreRange, OtherETag, Reset, Stall
-from tested_stores import serve
+from servers.base import Answer, Call, Close, IgnoreRange, OtherETag, Reset, Stall
+from tested_stores import BUCKET, put_files, serve, serve_s3, serve_web
 from weightctl import convert, gather, open_weights, shard
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.storage.location import parse_location

@@ -13,14 +13,12 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from obstore.store import S3Store
 
-from servers.buckets import MIB
-from servers.s3 import KEY, S3Server
-from servers.signatures import Key
+from servers.s3 import KEY, MIB, Key, S3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers.buckets import Bucket
+    from servers.s3 import Bucket
 
 FIVE = 5 * MIB
 OTHER_KEY = Key("other-access-key", "other-secret", "session-token")

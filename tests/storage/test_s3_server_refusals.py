@@ -16,7 +16,7 @@ from servers.s3 import KEY, S3Server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers.buckets import Bucket
+    from servers.s3 import Bucket
 
 
 @pytest.fixture

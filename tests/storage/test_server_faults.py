@@ -10,7 +10,7 @@ import obstore
 import pytest
 from obstore.store import HTTPStore
 
-from servers.faults import (
+from servers.base import (
     Answer,
     Call,
     Close,
@@ -18,12 +18,12 @@ from servers.faults import (
     IgnoreRange,
     LoseAnswer,
     OtherETag,
+    PlainServer,
     Redirect,
     Reset,
     Stall,
     Truncate,
 )
-from servers.plain import PlainServer
 from servers.s3 import S3Server
 
 if TYPE_CHECKING:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from servers.blobs import Blob
-from servers.faults import Reset
-from servers.plain import PlainServer
+from servers.base import Blob, PlainServer, Reset
 from servers.s3 import S3Server
 
 if TYPE_CHECKING:
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from servers.base import Server
-    from servers.buckets import Bucket
+    from servers.s3 import Bucket
 
 BODY = b"hello, world"
 CHECKSUM = base64.b64encode(zlib.crc32(BODY).to_bytes(4, "big"))

@@ -1,8 +1,9 @@
-"""Checkpoints to be sharded, most of them without data, and the entries that each rank has."""
+"""Checkpoints to be sharded, most of them without data, and the shards that each rank gets."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from safetensors.numpy import save_file
 import small_models
 from weightctl import WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
+from weightctl.sharding.planning import shard_plan
+from weightctl.split import Grid
 from weightctl.translate import translate
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from small_models import Arrays
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
+
+
+# Checkpoints to be sharded, most of them without data, and the entries that each rank has.
 
 FAMILIES = (
     "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",
@@ -177,3 +183,192 @@ def times_held(plan: ShardPlan, name: str, ranks: list[int]) -> np.ndarray[Any, 
         if part is not None:
             made[np.ix_(*(entries(shape, part, axis) for axis in range(len(shape))))] += 1
     return made
+
+
+# The tensors of vLLM's models on each of two ranks, of the small models of one layer.
+# Printed by vLLM 0.33.0 itself (commit 4ba787ec9): its model classes were built on a CPU in two
+# processes of gloo, from `small_models` with `num_hidden_layers=1`, and `state_dict()` was passed
+# through `ShardedStateLoader._filter_subtensors`. Both ranks have the same.
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "bert": "BertModel",
+}
+
+_SCALES: dict[str, tuple[int, ...]] = {
+    "_k_scale": (),
+    "_prob_scale": (),
+    "_q_scale": (),
+    "_v_scale": (),
+}
+
+
+def _scales(attention: str) -> dict[str, tuple[int, ...]]:
+    return {f"{attention}.attn.{name}": shape for name, shape in _SCALES.items()}
+
+
+STATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "llama": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 32),
+        "model.layers.0.self_attn.qkv_proj.weight": (64, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "mixtral": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.block_sparse_moe.experts.routed_experts.w13_weight": (4, 96, 64),
+        "model.layers.0.block_sparse_moe.experts.routed_experts.w2_weight": (4, 64, 48),
+        "model.layers.0.block_sparse_moe.gate.weight": (4, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 32),
+        "model.layers.0.self_attn.qkv_proj.weight": (64, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "qwen2": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 32),
+        "model.layers.0.self_attn.qkv_proj.bias": (64,),
+        "model.layers.0.self_attn.qkv_proj.weight": (64, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "qwen3": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.k_norm.weight": (32,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 64),
+        "model.layers.0.self_attn.q_norm.weight": (32,),
+        "model.layers.0.self_attn.qkv_proj.weight": (128, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "qwen3moe": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.experts.gate.weight": (4, 64),
+        "model.layers.0.mlp.experts.routed_experts.w13_weight": (4, 32, 64),
+        "model.layers.0.mlp.experts.routed_experts.w2_weight": (4, 64, 16),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.k_norm.weight": (32,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 64),
+        "model.layers.0.self_attn.q_norm.weight": (32,),
+        "model.layers.0.self_attn.qkv_proj.weight": (128, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "gemma2": {
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.post_feedforward_layernorm.weight": (64,),
+        "model.layers.0.pre_feedforward_layernorm.weight": (64,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 64),
+        "model.layers.0.self_attn.qkv_proj.weight": (128, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "gemma3": {
+        "lm_head.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.post_feedforward_layernorm.weight": (64,),
+        "model.layers.0.pre_feedforward_layernorm.weight": (64,),
+        "model.layers.0.self_attn.k_norm.weight": (32,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 64),
+        "model.layers.0.self_attn.q_norm.weight": (32,),
+        "model.layers.0.self_attn.qkv_proj.weight": (128, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "phi3": {
+        "lm_head.weight": (64, 64),
+        "model.embed_tokens.weight": (64, 64),
+        "model.layers.0.input_layernorm.weight": (64,),
+        "model.layers.0.mlp.down_proj.weight": (64, 48),
+        "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.0.post_attention_layernorm.weight": (64,),
+        "model.layers.0.self_attn.o_proj.weight": (64, 32),
+        "model.layers.0.self_attn.qkv_proj.weight": (64, 64),
+        "model.norm.weight": (64,),
+        **_scales("model.layers.0.self_attn"),
+    },
+    "bert": {
+        "model.embeddings.LayerNorm.bias": (64,),
+        "model.embeddings.LayerNorm.weight": (64,),
+        "model.embeddings.position_embeddings.weight": (32, 64),
+        "model.embeddings.position_ids": (1, 64),
+        "model.embeddings.token_type_embeddings.weight": (32, 64),
+        "model.embeddings.word_embeddings.weight": (64, 64),
+        "model.encoder.layer.0.attention.output.LayerNorm.bias": (64,),
+        "model.encoder.layer.0.attention.output.LayerNorm.weight": (64,),
+        "model.encoder.layer.0.attention.output.dense.bias": (64,),
+        "model.encoder.layer.0.attention.output.dense.weight": (64, 32),
+        "model.encoder.layer.0.attention.self.qkv_proj.bias": (96,),
+        "model.encoder.layer.0.attention.self.qkv_proj.weight": (96, 64),
+        "model.encoder.layer.0.intermediate.dense.bias": (48,),
+        "model.encoder.layer.0.intermediate.dense.weight": (48, 64),
+        "model.encoder.layer.0.output.LayerNorm.bias": (64,),
+        "model.encoder.layer.0.output.LayerNorm.weight": (64,),
+        "model.encoder.layer.0.output.dense.bias": (64,),
+        "model.encoder.layer.0.output.dense.weight": (64, 48),
+        **_scales("model.encoder.layer.0.attention.self"),
+    },
+}
+
+
+# Small models in vLLM's layout.
+
+ATTENTION = "model.layers.0.self_attn"
+_MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.",
+            ".down_proj.": ".w2."}  # fmt: skip
+
+
+def model(family: str, **changes: Any) -> tuple[Arrays, dict[str, Any]]:
+    """Return the tensors and the config.json of a small model of one layer."""
+    made = getattr(small_models, family)(**({"num_hidden_layers": 1} | changes))
+    return small_models.arrays(made), made.config.to_dict() | {"architectures": [CLASSES[family]]}
+
+
+def on_disk(arrays: Arrays, family: str) -> Arrays:
+    """Return tensors as in checkpoints on the Hub: each expert is stored separately."""
+    found = apart(arrays)
+    if family != "mixtral":
+        return found
+    table = re.compile("|".join(map(re.escape, _MIXTRAL)))
+    return {table.sub(lambda match: _MIXTRAL[match[0]], name): each for name, each in found.items()}
+
+
+def planned(folder: Path, family: str, ranks: int = 2, **changes: Any) -> ShardPlan:
+    arrays, config = model(family, **changes)
+    weights = saved(folder / "in", on_disk(arrays, family), config)
+    return shard_plan(weights, Grid(ranks), layout="vllm")

@@ -23,7 +23,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from sentencepiece_fixture import charsmap
+from sentencepiece_files import charsmap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,9 +1,9 @@
-"""Tiny multimodal checkpoints, as transformers writes them, with their other files."""
+"""Tiny checkpoints with towers for images and for speech, as transformers writes them."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -11,12 +11,277 @@ from safetensors.torch import load_file, save_file
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from family_tokenizers import LLAMA3, byte_level
-from multimodal_cases import CASES, PATCH, QWEN_VISION, TINY_TEXT, TINY_VISION
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+
+# What tiny multimodal checkpoints are made of.
+
+SIDE, PATCH = 56, 14
+TINY_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+}
+TINY_TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+}
+
+
+class Multimodal(NamedTuple):
+    """What a checkpoint is made of: its `model_type`, its config, and its image tokens.
+
+    - `ids`: maps keys of config.json to tokens.
+    - `processor`: the content of preprocessor_config.json.
+    - `family`: the family of its text model, and `projector` the name of its tower.
+    - `is_qwen`: whether the config of the image encoder has the keys of Qwen's models.
+    """
+
+    model_type: str
+    text: dict[str, Any]
+    vision: dict[str, Any]
+    outer: dict[str, Any]
+    ids: dict[str, str]
+    processor: dict[str, Any]
+    family: str
+    projector: str
+    more_tokens: tuple[str, ...] = ()
+    is_qwen: bool = False
+
+
+QWEN_VISION = {"depth": 4, "num_heads": 2, "patch_size": PATCH}
+_QWEN_3 = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+_QWEN_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_QWEN_TOWERS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger"}
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+# The text model of Qwen3.5: a gated delta net in one layer, and attention in the other.
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "rope_parameters": {**_SECTIONS, "partial_rotary_factor": 0.25},
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+_HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5]}
+
+
+def _qwen(model_type: str, family: str, text: dict[str, Any], vision: dict[str, Any]) -> Multimodal:
+    """Return a case of one of Qwen's models."""
+    return Multimodal(
+        model_type,
+        {"rope_parameters": _SECTIONS, **text},
+        vision,
+        {},
+        _QWEN_IDS,
+        {**_HALF, "size": {"longest_edge": 3 * SIDE}},
+        family,
+        _QWEN_TOWERS.get(model_type, "qwen3vl_merger"),
+        is_qwen=True,
+    )
+
+
+CASES = {
+    "gemma3": Multimodal(
+        "gemma3",
+        {"query_pre_attn_scalar": 8, "sliding_window": 16},
+        {"vision_use_head": False},
+        {"mm_tokens_per_image": 4},
+        {
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+            "image_token_index": "<image_soft_token>",
+        },
+        {**_HALF, "image_seq_length": 4, "size": {"height": SIDE, "width": SIDE}},
+        "gemma3",
+        "gemma3",
+    ),
+    "mistral3": Multimodal(
+        "mistral3",
+        {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
+        {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * SIDE},
+        {},
+        {"image_token_index": "[IMG]"},
+        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
+        "mistral3",
+        "pixtral",
+        ("[IMG_BREAK]", "[IMG_END]"),
+    ),
+    "llava": Multimodal(
+        "llava",
+        {"model_type": "mistral", "sliding_window": None},
+        {
+            "model_type": "pixtral",
+            "head_dim": 16,
+            "image_size": 2 * SIDE,
+            "hidden_act": "silu",
+        },
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        {"image_token_index": "[IMG]"},
+        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
+        "llama",
+        "pixtral",
+        ("[IMG_BREAK]", "[IMG_END]"),
+    ),
+    "idefics3": Multimodal(
+        "idefics3",
+        {"model_type": "llama"},
+        {},
+        {"scale_factor": 2},
+        {"image_token_id": "<image>"},
+        {**_HALF, "size": {"longest_edge": SIDE}, "max_image_size": {"longest_edge": SIDE}},
+        "llama",
+        "idefics3",
+        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
+    ),
+    "smolvlm": Multimodal(
+        "smolvlm",
+        {"model_type": "llama"},
+        {},
+        {"scale_factor": 2},
+        {"image_token_id": "<image>"},
+        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
+        "llama",
+        "idefics3",
+        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
+    ),
+    "llama4": Multimodal(
+        "llama4",
+        {
+            "intermediate_size_mlp": 64,
+            "num_hidden_layers": 4,
+            "num_local_experts": 2,
+            "layer_types": None,
+        },
+        {
+            "intermediate_size": 128,
+            "vision_output_dim": 32,
+            "projector_input_dim": 32,
+            "projector_output_dim": 32,
+        },
+        {},
+        {
+            "boi_token_index": "<|image_start|>",
+            "eoi_token_index": "<|image_end|>",
+            "image_token_index": "<|patch|>",
+        },
+        {**_HALF, "size": {"height": SIDE, "width": SIDE}},
+        "llama4",
+        "llama4",
+        ("<|image|>",),
+    ),
+    "gemma4": Multimodal(
+        "gemma4",
+        {"hidden_size_per_layer_input": 0, "sliding_window": 16},
+        {
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "position_embedding_size": 64,
+            "use_clipped_linears": True,
+            "standardize": True,
+        },
+        {},
+        {
+            "boi_token_id": "<|image>",
+            "eoi_token_id": "<image|>",
+            "image_token_id": "<|image|>",
+        },
+        {"image_mean": [0.0] * 3, "image_std": [1.0] * 3, "size": {"longest_edge": 9 * 42}},
+        "gemma4",
+        "gemma4v",
+    ),
+    "internvl": Multimodal(
+        "internvl",
+        {"model_type": "qwen2"},
+        {"attention_bias": True, "num_hidden_layers": 4},
+        {
+            "image_seq_length": 4,
+            "tie_word_embeddings": False,
+            "min_dynamic_patch": 1,
+            "max_dynamic_patch": 6,
+        },
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {**_HALF, "size": {"height": SIDE, "width": SIDE}},
+        "qwen2",
+        "internvl",
+        ("<img>", "</img>"),
+    ),
+    "internvl_plain": Multimodal(
+        "internvl",
+        {"model_type": "qwen3"},
+        {"hidden_act": "silu", "num_hidden_layers": 4},
+        {"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
+        {"image_token_id": "<IMG_CONTEXT>"},
+        {**_HALF, "size": {"height": SIDE, "width": SIDE}},
+        "qwen3",
+        "internvl",
+        ("<img>", "</img>"),
+    ),
+    "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
+    "qwen2_5_vl": _qwen(
+        "qwen2_5_vl",
+        "qwen2vl",
+        {},
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "out_hidden_size": 32,
+            "fullatt_block_indexes": [1, 3],
+            "tokens_per_second": 2,
+        },
+    ),
+    "qwen3_vl": _qwen(
+        "qwen3_vl",
+        "qwen3vl",
+        {},
+        {**_QWEN_3, "deepstack_visual_indexes": [0, 2]},
+    ),
+    "qwen3_vl_moe": _qwen(
+        "qwen3_vl_moe",
+        "qwen3vlmoe",
+        {"num_local_experts": 4, "moe_intermediate_size": 24},
+        {**_QWEN_3, "deepstack_visual_indexes": [1]},
+    ),
+    "qwen3_5": _qwen("qwen3_5", "qwen35", _DELTA, _QWEN_3),
+    "qwen3_5_moe": _qwen(
+        "qwen3_5_moe",
+        "qwen35moe",
+        {
+            **_DELTA,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+        },
+        _QWEN_3,
+    ),
+}
+
+
+# Tiny multimodal checkpoints, as transformers writes them, with their other files.
 
 
 def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -142,3 +407,93 @@ def make_tokenizer(*tokens: str) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"
     )
+
+
+# Tiny multimodal checkpoints with audio encoders, as transformers writes them.
+
+_BINS, _SECONDS = 128, 30
+_AUDIO = {
+    "hidden_size": 32,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_mel_bins": _BINS,
+}
+_WHISPER = {
+    "d_model": 32,
+    "encoder_ffn_dim": 64,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "num_mel_bins": _BINS,
+}
+_CLASSES = {
+    "qwen2_audio": "Qwen2AudioForConditionalGeneration",
+    "voxtral": "VoxtralForConditionalGeneration",
+    "audioflamingo3": "AudioFlamingo3ForConditionalGeneration",
+}
+
+
+class Speech(NamedTuple):
+    """What a checkpoint is made of; `ids` maps keys of config.json to tokens."""
+
+    text: str
+    audio: dict[str, Any]
+    ids: dict[str, str]
+    more_tokens: tuple[str, ...] = ()
+
+
+SPEECH_CASES = {
+    "qwen2_audio": Speech(
+        "qwen2",
+        _WHISPER,
+        {"audio_token_index": "<|AUDIO|>"},
+        ("<|audio_bos|>", "<|audio_eos|>"),
+    ),
+    "voxtral": Speech("llama", _AUDIO, {"audio_token_id": "[AUDIO]"}, ("[BEGIN_AUDIO]",)),
+    "audioflamingo3": Speech("qwen2", _AUDIO, {"audio_token_id": "<sound>"}),
+}
+
+
+def make_speech(name: str, into: Path) -> None:
+    """Write a case's checkpoint into a new directory."""
+    transformers.utils.logging.disable_progress_bar()
+    case = SPEECH_CASES[name]
+    tokenizer = make_tokenizer(*case.ids.values(), *case.more_tokens)
+    config = transformers.CONFIG_MAPPING[name](
+        text_config={"model_type": case.text, **TINY_TEXT, "vocab_size": len(tokenizer)},
+        audio_config=case.audio,
+        **{key: tokenizer.convert_tokens_to_ids(token) for key, token in case.ids.items()},
+    )
+    torch.manual_seed(0)
+    model = _class(config)._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    fill(model, torch.bfloat16)
+    model.save_pretrained(into)
+    tokenizer.save_pretrained(into)
+    (into / "preprocessor_config.json").write_text(json.dumps({"feature_size": _BINS}))
+
+
+def encode_speech_in_transformers(
+    path: Path, samples: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the vectors of the tokens of 30 seconds, [tokens, hidden]."""
+    config = transformers.AutoConfig.from_pretrained(path)
+    model = _class(config).from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=_BINS, chunk_length=_SECONDS)
+    spectrum = extractor(samples, sampling_rate=16000, return_tensors="pt").input_features
+    inner = model.model
+    with torch.no_grad():
+        if config.model_type == "audioflamingo3":
+            encoded = inner.audio_tower(
+                spectrum, input_features_mask=torch.ones(spectrum.shape[::2])
+            )
+        else:
+            encoded = inner.audio_tower(spectrum)
+        states = encoded.last_hidden_state
+        if config.model_type == "voxtral":
+            states = states.reshape(-1, config.audio_config.intermediate_size)
+        return inner.multi_modal_projector(states).reshape(-1, TINY_TEXT["hidden_size"]).numpy()
+
+
+def _class(config: Any) -> Any:
+    """Return the class of the whole model."""
+    return getattr(transformers, _CLASSES[config.model_type])

@@ -1,26 +1,31 @@
-"""Quantized layers, packed bit by bit as the tools do, and what their own arithmetic makes of them.
-
-Nothing here comes from weightctl but the door that opens what was written.
-"""
+"""Quantized layers, packed bit by bit as the tools do, and what their arithmetic makes of them."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
+import weightctl
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from weightctl import Weights
+    from weightctl.plan.plan import Plan
+
+
+# Quantized layers, packed bit by bit as the tools do, and what their own arithmetic makes of them.
+# Nothing here comes from weightctl but the door that opens what was written.
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -111,3 +116,31 @@ def awq(levels: torch.Tensor) -> torch.Tensor:
 
 def settings(kind: str, **others: Any) -> dict[str, Any]:
     return {"quant_method": kind, **others}
+
+
+# GGUF files of blocks beside a config, and the plans of their conversion to schemes.
+
+NAME = "layers.0.q_proj.weight"
+
+
+def gguf_with(directory: Path, tensors: Mapping[str, tuple[str, NDArray[np.uint8]]]) -> Path:
+    """Return a GGUF with blocks by name, beside a config."""
+    directory.mkdir(exist_ok=True)
+    path = directory / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.kv_data[0].clear()
+    for name, (kind, raw) in tensors.items():
+        writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (directory / "config.json").write_text('{"torch_dtype": "float16"}')
+    return path
+
+
+def plan_of(source: Path, quant: str, **options: Any) -> Plan:
+    """Return the plan of a conversion to a scheme."""
+    return weightctl.convert(
+        source, source.parent / "planned", quant=quant, dry_run=True, **options
+    ).plan

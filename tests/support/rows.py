@@ -1,15 +1,18 @@
-"""Numbers to encode, ordinary and adversarial, and how much each column of them matters."""
+"""Rows to encode and blocks of them, with every codec that can run here."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weightctl.codecs import definition
-from weightctl.dtype import ENCODINGS
+from weightctl.codecs import codec, definition
+from weightctl.codecs.compiled import CompiledCodec
+from weightctl.dtype import ENCODINGS, DType
+from weightctl.kernels import active, kernel, levels
 from weightctl.kernels.grids import DISTANCES
+from weightctl.weights import WeightData
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
     from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.dtype import QuantizationEncoding
+
+
+# Numbers to encode, ordinary and adversarial, and how much each column of them matters.
 
 BLOCKS = [name for name, encoding in ENCODINGS.items() if encoding.codec]
 # The types with grids, whose search takes NumPy a second for a hundred thousand numbers.
@@ -146,3 +153,36 @@ def decoded(codec: Codec, encoding: str, blocks: U8) -> F32:
     out = np.full((len(blocks), blocks.shape[1] // kind.size * kind.block), np.nan, np.float32)
     codec.decode(blocks, out)
     return out
+
+
+# Numbers in quantized blocks.
+
+Array = np.ndarray[Any, Any]
+
+
+def in_blocks(
+    numbers: Array, encoding: QuantizationEncoding, name: str = "weight"
+) -> tuple[WeightData, Array]:
+    """Return rows of numbers as blocks, and the numbers that these hold."""
+    kind = encoding.encoding
+    raw = np.empty((len(numbers), kind.row_bytes(numbers.shape[1])), np.uint8)
+    codec(kind).encode(numbers, None, raw)
+    held = np.empty(numbers.shape, np.float32)
+    codec(kind).decode(raw, held)
+    return WeightData(raw, name, DType.uint8, raw.shape, encoding), held
+
+
+# An encoding's codecs: its definition in NumPy, and the kernel of each instruction set.
+
+
+def twins(encoding: str) -> list[tuple[str, Codec]]:
+    """Return every codec of an encoding that can run here, with its name; NumPy's is first."""
+    plain = definition(ENCODINGS[encoding])
+    found: list[tuple[str, Codec]] = [("NumPy", plain)]
+    if active() is None:
+        return found
+    for level, name in enumerate(levels()):
+        compiled = kernel(encoding, level)
+        if compiled is not None:
+            found.append((name, CompiledCodec(plain, compiled)))
+    return found

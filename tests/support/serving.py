@@ -18,10 +18,8 @@ from typing import IO, TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from servers.blobs import Blob
-from servers.hub import WRITER, HubServer
-from servers.hub_repositories import HubFile
-from servers.plain import PlainServer
+from servers.base import Blob, PlainServer
+from servers.hub import WRITER, HubFile, HubServer
 from servers.s3 import KEY, S3Server
 
 if TYPE_CHECKING:

@@ -1,40 +1,102 @@
-"""Object stores to test against, behind one interface: servers of the tests, and real ones."""
+"""Object stores to test against, servers of the tests and real ones, and their faults."""
 
 from __future__ import annotations
 
 import base64
+import random
+import threading
 import uuid
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from azure.core.exceptions import ResourceExistsError
 from azure.storage.blob import ContainerClient
 from boto3 import client as boto3_client
 from botocore.config import Config
+from safetensors.numpy import save_file
 
-from remote_stores import BUCKET, serve_s3
-from servers.forwarding import ForwardingServer
-from servers.gcs import TOKEN, GCSServer
-from weightctl.storage.remote import upload
-from weightctl.storage.remote.s3_uploads import PartUploads
+from servers.base import (
+    Action,
+    Answer,
+    Close,
+    CutUpload,
+    ForwardingServer,
+    LoseAnswer,
+    OtherETag,
+    PlainServer,
+    Redirect,
+    Reset,
+    Stall,
+    Truncate,
+)
+from servers.s3 import KEY, TOKEN, GCSServer, S3Server
+from weightctl import convert
+from weightctl.errors import WeightctlError
+from weightctl.storage.remote import ahead, requests, s3_uploads, upload
+from weightctl.storage.remote.s3_uploads import PartUploads, S3Uploads
+from weightctl.write import journal
+from weightctl.write.objects import object_journal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator, Mapping
+    from pathlib import Path
 
     import pytest
 
     from servers.base import Server
-    from servers.buckets import Bucket
+    from servers.s3 import Bucket
 
-__all__ = [
-    "AZURE_ACCOUNT",
-    "AZURE_KEY",
-    "PART",
-    "StoredPart",
-    "TestedStore",
-    "connection_string",
-    "serve",
-]
+
+# Servers of this process behind URLs, for tests that read and write remote checkpoints.
+
+BUCKET = "models"
+_PART = 1 << 18
+
+
+@contextmanager
+def serve_s3(
+    monkeypatch: pytest.MonkeyPatch, *, latency: float = 0, directory: str | None = None
+) -> Generator[S3Server, None, None]:
+    """Run a server with an empty bucket, which `s3://models/` URLs then lead to.
+
+    Parts of uploads are small, so that small files have many of them.
+    """
+    with S3Server(latency=latency, directory=directory) as server:
+        server.create_bucket(BUCKET, smallest_part=_PART)
+        monkeypatch.setattr(upload, "PART", _PART)
+        monkeypatch.setattr(S3Uploads, "least_part", _PART)
+        for name, value in {
+            "AWS_ENDPOINT_URL": server.url,
+            "AWS_ACCESS_KEY_ID": KEY.access,
+            "AWS_SECRET_ACCESS_KEY": KEY.secret,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "WEIGHTCTL_TIMEOUT": "2",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@contextmanager
+def serve_web(monkeypatch: pytest.MonkeyPatch, root: Path) -> Generator[PlainServer, None, None]:
+    """Run a web server of the files below a directory."""
+    monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "2")
+    with PlainServer(root=root) as server:
+        yield server
+
+
+def put_files(server: S3Server, directory: Path, prefix: str) -> str:
+    """Put the files below a directory into the bucket; return the URL of the prefix."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            key = f"{prefix}/{path.relative_to(directory)}"
+            server.buckets[BUCKET].put(key, path.read_bytes())
+    return f"s3://{BUCKET}/{prefix}"
+
+
+# Object stores to test against, behind one interface: servers of the tests, and real ones.
 
 PART = 1 << 18
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -206,3 +268,95 @@ def connection_string(base: str) -> str:
 def _set(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+# Faults of servers at random moments, and what has to hold after each.
+
+
+class ServerFault(NamedTuple):
+    """What goes wrong, with which method, and whether a run completes if it happens once."""
+
+    action: Action
+    is_passing: bool
+    method: str | None = None
+
+
+_DENIALS = {
+    "expired token": ServerFault(Answer(400, "ExpiredToken"), is_passing=False),
+    "401": ServerFault(Answer(401), is_passing=False),
+    "403": ServerFault(Answer(403), is_passing=False),
+}
+READ_FAULTS = {
+    "503": ServerFault(Answer(503), is_passing=True),
+    "reset": ServerFault(Reset(1000), is_passing=True),
+    "stall": ServerFault(Stall(1.5, 1000), is_passing=True),
+    "short body": ServerFault(Close(1000), is_passing=True),
+    "wrong length": ServerFault(Truncate(1000), is_passing=True, method="GET"),
+    "lost answer": ServerFault(LoseAnswer(), is_passing=True),
+    "changed ETag": ServerFault(OtherETag(), is_passing=False),
+    **_DENIALS,
+}
+WRITE_FAULTS = {
+    "503": ServerFault(Answer(503), is_passing=True),
+    "reset": ServerFault(Reset(), is_passing=True),
+    "stall": ServerFault(Stall(1.5), is_passing=True),
+    "cut upload": ServerFault(CutUpload(100), is_passing=True),
+    "lost answer": ServerFault(LoseAnswer(), is_passing=True),
+    "redirect": ServerFault(Redirect("http://localhost:9/"), is_passing=False),
+    **_DENIALS,
+}
+
+
+def attempt(source: str | Path, out: str | Path, **options: Any) -> WeightctlError | None:
+    """Convert; return the error that prevents it."""
+    try:
+        convert(source, out, **options)
+    except WeightctlError as error:
+        return error
+    return None
+
+
+def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests small, timeouts and waits short, and a journal from the first moment."""
+    monkeypatch.setattr(ahead, "CHUNK", 1 << 18)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(requests, "_LONGEST_WAIT", 0.02)
+    monkeypatch.setattr(s3_uploads, "_ATTEMPTS", 3)
+    monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0)
+    monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
+    monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "0.7")
+
+
+def write_model(directory: Path) -> Path:
+    """Write five megabytes of matrices with a config; return the directory."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    save_file(
+        {
+            f"model.layers.{number}.mlp.weight": rng.standard_normal((256, 256), np.float32)
+            for number in range(20)
+        },
+        directory / "model.safetensors",
+    )
+    (directory / "config.json").write_text('{"torch_dtype": "float32"}')
+    return directory
+
+
+def random_moments(seed: str, count: int, requests: int) -> Iterator[int]:
+    """Yield numbers of requests, spread over all that a run has."""
+    chance = random.Random(seed)
+    for part in range(count):
+        yield int(requests * (part + chance.random()) / count)
+
+
+def settle(server: Server) -> None:
+    """Remove all faults, and wait until no thread of a run that failed sends anything."""
+    server.faults.clear()
+    for thread in threading.enumerate():
+        if thread.name == "weightctl-send":
+            thread.join(20)
+
+
+def visible(objects: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the objects without journals, and without uploads that get their name at the end."""
+    return {key: each for key, each in objects.items() if ".weightctl-" not in key}

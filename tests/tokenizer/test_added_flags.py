@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 import family_tokenizers as families
-from sentencepiece_fixture import model_of, pieces
+from sentencepiece_files import model_of, pieces
 from vocabulary_files import ids_of
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents, to_metadata
 

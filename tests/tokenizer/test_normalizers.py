@@ -12,9 +12,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Reference
 from transformers import PreTrainedTokenizerFast
 
-from sentencepiece_files import field, number
-from sentencepiece_fixture import charsmap, model_of, pieces, read_fixture
-from sentencepiece_texts import TEXTS
+from sentencepiece_files import TEXTS, charsmap, field, model_of, number, pieces, read_fixture
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import (

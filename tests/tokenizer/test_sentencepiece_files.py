@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import normalizers
 from transformers.tokenization_utils_base import generate_merges
 
-from sentencepiece_files import field, model_file, number, piece
-from sentencepiece_fixture import charsmap
-from sentencepiece_texts import TEXTS
+from sentencepiece_files import TEXTS, charsmap, field, model_file, number, piece
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.sentencepiece.normalizers import Charsmap
 from weightctl.translate.tokenizer.sentencepiece.protobuf import (

@@ -23,8 +23,7 @@ from tokenizers import (
 )
 
 import family_tokenizers as families
-from sentencepiece_fixture import charsmap, pieces
-from sentencepiece_texts import TEXTS
+from sentencepiece_files import TEXTS, charsmap, pieces
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents, to_metadata

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import fault_files
+import faults
 from faults import inject
 from verdicts import explain, report_on
 from weightctl.verify import Explanation, Request, Subject, verify
@@ -37,7 +37,7 @@ def test_every_problem_says_which_check_found_it(healthy: Models, tmp_path: Path
 def test_one_expert_is_named_and_not_those_beside_it(
     family: Callable[[str], Made], tmp_path: Path
 ) -> None:
-    files = fault_files.read(family("mixtral").path)
+    files = faults.read(family("mixtral").path)
     expert = next(each for each in files.modules("layers.1.") if "experts.2." in each)
     where = files.put(expert, -files.numbers(expert))
     assert [*texts(files.write(tmp_path / "model"), family("mixtral").path)] == [where]
@@ -63,7 +63,7 @@ def test_what_the_check_of_values_has_found_is_not_looked_for_again(
 def test_what_was_to_blame_for_a_block_before_is_not_named_where_it_is_well(
     healthy: Models, tmp_path: Path
 ) -> None:
-    files = fault_files.read(healthy("tiny-llama"))
+    files = faults.read(healthy("tiny-llama"))
     output, down = (f"layers.0.{part}.weight" for part in ("attention.o", "mlp.down"))
     later = "layers.1.mlp.down.weight"
     for module in (output, down, later):
@@ -81,7 +81,7 @@ def test_what_was_to_blame_for_a_block_before_is_not_named_where_it_is_well(
 def test_tensors_with_one_cause_count_the_same_in_values_and_forward(
     layers: int, count: int, healthy: Models, tmp_path: Path
 ) -> None:
-    files = fault_files.read(healthy("tiny-llama"))
+    files = faults.read(healthy("tiny-llama"))
     for layer in range(layers):
         gate, up = (f"layers.{layer}.mlp.{part}.weight" for part in ("gate", "up"))
         numbers = [files.numbers(each) for each in (gate, up)]

@@ -8,9 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import fault_files
-from faults import of
-from tensor_faults import MISTAKES, Mistake, swapped_rows
+import faults
+from faults import MISTAKES, Mistake, of, swapped_rows
 from verdicts import explain, report_on
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import families
-    from fault_files import Files
+    from faults import Files
     from healthy_models import Models
     from weightctl.verify import Report
 
@@ -108,7 +107,7 @@ def test_a_mistake(
     tmp_path: Path,
 ) -> None:
     is_gguf = form == "gguf"
-    files = fault_files.read(gguf(name) if is_gguf else family(name).path)
+    files = faults.read(gguf(name) if is_gguf else family(name).path)
     where = hurt(files)
     path = files.write(tmp_path / ("a.gguf" if is_gguf else "a"))
     report = report_on(path, family(name).path, ["values"])
@@ -123,7 +122,7 @@ MODEL = "tiny-llama"
 
 
 def made(source: Path, out: Path, mistake: Mistake) -> tuple[Path, tuple[str, ...]]:
-    files = fault_files.read(source)
+    files = faults.read(source)
     where = mistake.hurt(files)
     return files.write(out), where
 
@@ -175,11 +174,11 @@ def test_bits_of_another_dtype(
     kind: str, stored: Any, is_widened: bool, reference: str, healthy: Models, tmp_path: Path
 ) -> None:
     module = of("mlp.down.weight")
-    files = fault_files.read(healthy.gguf(MODEL, kind))
-    right = fault_files.read(healthy.gguf(MODEL, "bf16")).numbers(module)
+    files = faults.read(healthy.gguf(MODEL, kind))
+    right = faults.read(healthy.gguf(MODEL, "bf16")).numbers(module)
     misread = right.astype(stored).view(files.numbers(module).dtype)
     if is_widened:
-        files = fault_files.read(healthy.gguf(MODEL, "f32"))
+        files = faults.read(healthy.gguf(MODEL, "f32"))
     where = files.put(module, misread)
     report = report_on(files.write(tmp_path / "a.gguf"), healthy.gguf(MODEL, reference), ["values"])
     names = {np.float16: "F16", ml_dtypes.bfloat16: "BF16"}
@@ -190,7 +189,7 @@ def test_bits_of_another_dtype(
 def test_bits_of_another_dtype_are_named_after_they_were_quantized(
     healthy: Models, tmp_path: Path
 ) -> None:
-    files = fault_files.read(healthy(MODEL))
+    files = faults.read(healthy(MODEL))
     module = of("mlp.down.weight")
     files.put(module, files.numbers(module).view(np.float16))
     path = files.write(tmp_path / "a")

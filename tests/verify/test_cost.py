@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import fault_files
+import faults
 from verdicts import assert_healthy, report_on
 from weightctl import WeightData
 from weightctl.codecs import can_encode
@@ -102,7 +102,7 @@ def test_weights_are_as_far_off_as_the_encoding_put_them(
 def test_an_output_that_is_a_copy_of_the_embedding_costs_what_the_embedding_does(
     is_coarser: bool, healthy: Models, tmp_path: Path
 ) -> None:
-    files = fault_files.read(healthy.gguf("gpt2"))
+    files = faults.read(healthy.gguf("gpt2"))
     embedding = files.numbers("embedding.weight")
     files.tensors["output.weight"] = WeightData.from_numpy(embedding, "output.weight")
     untied = files.write(tmp_path / "untied.gguf")

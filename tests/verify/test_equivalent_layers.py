@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import fault_files
-from faults import of
-from tensor_faults import heads_permuted, swapped_rows, units_permuted
+import faults
+from faults import heads_permuted, of, swapped_rows, units_permuted
 from verdicts import assert_healthy, explain, report_on
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import families
-    from fault_files import Files
+    from faults import Files
     from healthy_models import Models
 
     Family = Callable[[str], families.Made]
@@ -29,7 +28,7 @@ UNITS, HEADS = "inner units of its MLP", "attention heads"
 
 
 def written(source: Path, out: Path, permute: Callable[..., Any], *layers: int) -> Path:
-    files = fault_files.read(source)
+    files = faults.read(source)
     for layer in layers:
         permute(files, layer)
     return files.write(out)
@@ -128,7 +127,7 @@ def test_of_experts_and_their_router(
 def test_one_side_alone_is_a_problem(
     permute: Callable[..., tuple[str, ...]], cause: str, healthy: Models, tmp_path: Path
 ) -> None:
-    files = fault_files.read(healthy(MODEL))
+    files = faults.read(healthy(MODEL))
     where = permute(files, 1)
     report = report_on(files.write(tmp_path / "a"), healthy(MODEL), ["values"])
     assert {problem.where for problem in report.problems} == {*where}, explain(report)
@@ -148,7 +147,7 @@ def test_another_fault_of_the_layer_is_blamed_alone(
     checks: list[str], healthy: Models, tmp_path: Path
 ) -> None:
     path = written(healthy(MODEL), tmp_path / "a", units_permuted, 1)
-    files = fault_files.read(path)
+    files = faults.read(path)
     query = files.put(of("attention.q.weight"), -files.numbers(of("attention.q.weight")))
     report = report_on(files.write(tmp_path / "b"), healthy(MODEL), checks)
     assert {problem.where for problem in report.problems} == {query}, explain(report)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import block_faults
+import faults
 from faults import APPLY, FAULTS, inject
 from healthy_models import SMALL
 from verdicts import assert_named, explain, names, report_on
@@ -80,13 +80,13 @@ def test_a_fault_is_named_against_a_quantized_file(
     assert_named(report_on(injected.path, healthy.gguf("tiny-llama", "Q4_K")), injected)
 
 
-@pytest.mark.parametrize("bit", block_faults.EXPONENT_BITS)
+@pytest.mark.parametrize("bit", faults.EXPONENT_BITS)
 @pytest.mark.parametrize("model", SMALL)
 def test_an_exponent_bit_of_one_scale_is_named_against_the_numbers(
     model: str, bit: int, healthy: Models, tmp_path: Path
 ) -> None:
     source = healthy.gguf(model, "Q8_0")
-    injected = block_faults.flip(source, tmp_path / "faulty.gguf", bit)
+    injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
     report = report_on(injected.path, healthy(model), ["finite", "values"])
     assert_named(report, injected)
 
@@ -96,5 +96,5 @@ def test_any_bit_of_one_scale_is_named_against_the_same_blocks(
     bit: int, healthy: Models, tmp_path: Path
 ) -> None:
     source = healthy.gguf("tiny-llama", "Q8_0")
-    injected = block_faults.flip(source, tmp_path / "faulty.gguf", bit)
+    injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
     assert_named(report_on(injected.path, source, ["values"]), injected, cause=False)

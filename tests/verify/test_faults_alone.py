@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import block_faults
+import faults
 from faults import inject
 from healthy_models import SMALL
 from verdicts import assert_healthy, assert_named, explain, report_on
@@ -48,13 +48,13 @@ def test_a_fault_of_a_gguf_file_is_found(
     assert_named(report_on(injected.path), injected)
 
 
-@pytest.mark.parametrize("kind", block_faults.SCALE_AT)
+@pytest.mark.parametrize("kind", faults.SCALE_AT)
 @pytest.mark.parametrize("model", SMALL)
 def test_a_scale_that_is_nan_is_found(
     model: str, kind: str, healthy: Models, tmp_path: Path
 ) -> None:
     source = healthy.gguf(model, kind)
-    injected = block_faults.make_nan(source, tmp_path / "faulty.gguf", kind)
+    injected = faults.make_nan(source, tmp_path / "faulty.gguf", kind)
     assert_named(report_on(injected.path, checks=["finite"]), injected)
 
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import fault_files
-from block_kind_faults import KINDS
 from family_cases import make_checkpoint
+from faults import KINDS
 from once import once
 from verdicts import explain, names, report_on
 from weightctl import convert
@@ -35,7 +34,7 @@ def test_a_fault_of_a_block_is_named_by_its_own_cause_or_none(
         sound.with_name("model.gguf"),
         lambda half: convert(sound, half, to="gguf", dtype="f32"),
     )
-    files = fault_files.read(whole)
+    files = faults.read(whole)
     where = faults[fault].hurt(files)
     report = report_on(files.write(tmp_path / "model.gguf"), sound)
     assert any(names(problem, where) for problem in report.problems), explain(report)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import block_faults
+import faults
 from faults import APPLY, inject
 from verdicts import assert_healthy, assert_named, explain, report_on
 
@@ -39,10 +39,10 @@ def test_a_fault_of_a_quantized_file_is_named(fault: str, healthy: Models, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("bit", block_faults.EXPONENT_BITS)
+@pytest.mark.parametrize("bit", faults.EXPONENT_BITS)
 def test_an_exponent_bit_of_one_scale_is_named(bit: int, healthy: Models, tmp_path: Path) -> None:
     source = healthy.gguf("smollm2", "Q8_0")
-    injected = block_faults.flip(source, tmp_path / "faulty.gguf", bit)
+    injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
     assert_named(report_on(injected.path, healthy("smollm2"), ["finite", "values"]), injected)
 
 
@@ -52,7 +52,7 @@ def test_any_bit_of_one_scale_is_named_against_the_same_blocks(
     bit: int, healthy: Models, tmp_path: Path
 ) -> None:
     source = healthy.gguf("smollm2", "Q8_0")
-    injected = block_faults.flip(source, tmp_path / "faulty.gguf", bit)
+    injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
     assert_named(report_on(injected.path, source, ["values"]), injected, cause=False)
 
 
@@ -66,7 +66,7 @@ def test_a_fault_is_found_alone(fault: str, healthy: Models, tmp_path: Path) -> 
 @pytest.mark.long
 def test_a_scale_that_is_nan_is_found_alone(healthy: Models, tmp_path: Path) -> None:
     source = healthy.gguf("smollm2", "Q8_0")
-    injected = block_faults.make_nan(source, tmp_path / "faulty.gguf", "Q8_0")
+    injected = faults.make_nan(source, tmp_path / "faulty.gguf", "Q8_0")
     assert_named(report_on(injected.path, checks=["finite"]), injected)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import families
-from metadata_faults import edited, exchange, in_directory, in_gguf
+from faults import edited, exchange, in_directory, in_gguf
 from verdicts import explain
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.metadata import MetadataValue

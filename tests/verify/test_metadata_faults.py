@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata_faults import (
-    IN_DIRECTORY,
-    IN_GGUF,
-    edited,
-    give_more,
-    in_directory,
-    in_gguf,
-)
+from faults import IN_DIRECTORY, IN_GGUF, edited, give_more, in_directory, in_gguf
 from once import once
 from verdicts import explain
 from weightctl.verify import Request, Subject, verify
@@ -24,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import families
+    from faults import MetadataFault
     from healthy_models import Models
-    from metadata_faults import Fault
     from weightctl.verify import Report
 
 FOUND_ALONE = [
@@ -41,7 +34,7 @@ def report_on(path: Path, reference: Path | None = None) -> Report:
     return verify(Request(subject=Subject(path), reference=other), ["metadata"])
 
 
-def assert_named(report: Report, fault: Fault) -> None:
+def assert_named(report: Report, fault: MetadataFault) -> None:
     """Fail where no problem names the entry and both values."""
     found = [
         f"{problem} {problem.cause.text if problem.cause else ''}"

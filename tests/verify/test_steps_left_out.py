@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import fault_files
+import faults
 from faults import Injected, inject
 from verdicts import assert_named, report_on
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import families
-    from fault_files import Files
+    from faults import Files
 
 PERMUTED = "q and k permuted everywhere"
 FORMS = ["gguf", "directory"]
@@ -37,7 +37,7 @@ def left_out(
     source: Path, out: Path, forget: Callable[[Files], tuple[str, ...]], cause: str
 ) -> Injected:
     """Write what a conversion would have made that forgets something."""
-    files = fault_files.read(source)
+    files = faults.read(source)
     where = forget(files)
     assert where
     return Injected(files.write(out), where, cause)

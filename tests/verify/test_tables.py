@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-import fault_files
+import faults
 from verify_tables import SCHEMA, update_schema
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS, Check, Explanation, Problem, Report, Request, Result, Subject
@@ -127,7 +127,7 @@ def test_a_cause_is_a_function_and_a_line_of_the_table(
 ) -> None:
     line = Cause("a tensor is anything", "do it", f"{__name__}:find_anything")
     monkeypatch.setitem(CAUSES, "anything", line)
-    made = fault_files.read(healthy("tiny-llama"))
+    made = faults.read(healthy("tiny-llama"))
     module = "layers.0.mlp.down.weight"
     noise = np.random.default_rng(1).standard_normal(made.numbers(module).shape)
     made.put(module, noise.astype(np.float32))

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import KINDS, Kind, leftovers, random_model, random_weights, standing
-from strikes import strikes
+from outcomes import KINDS, Kind, leftovers, random_model, random_weights, standing, strikes
 from weightctl import save
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from strikes import Strikes
+    from outcomes import Strikes
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import weightctl
 from clusters import CLUSTERS, start_cluster
-from remote_stores import BUCKET, put_files, serve_s3
+from tested_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, gather, shard
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from rank_processes import end_ranks, errors_of, run_ranks, start_rank
-from remote_stores import BUCKET, put_files, serve_s3
+from tested_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError
 

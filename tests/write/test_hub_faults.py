@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import random_model
-from remote_faults import WRITE_FAULTS, attempt, hasten, random_moments, settle
-from servers.faults import Answer
-from servers.xet import XetStore
-from strikes import strikes
+from outcomes import random_model, strikes
+from servers.base import Answer
+from servers.hub import XetStore
+from tested_stores import WRITE_FAULTS, attempt, hasten, random_moments, settle
 from weightctl import convert
 from weightctl.errors import WeightctlError
 from weightctl.storage.traffic import TRAFFIC

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from hub_fixtures import MODEL, put_directory
-from remote_faults import (
+from servers.base import Fault, Redirect
+from tested_stores import (
+    BUCKET,
     READ_FAULTS,
     WRITE_FAULTS,
     attempt,
     hasten,
     random_moments,
+    serve,
+    serve_s3,
+    serve_web,
     settle,
     visible,
     write_model,
 )
-from remote_stores import BUCKET, serve_s3, serve_web
-from servers.faults import Fault, Redirect
-from tested_stores import serve
 from weightctl import convert
 from weightctl.errors import WeightctlError
 from weightctl.write.objects import stopped_uploads

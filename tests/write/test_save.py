@@ -13,18 +13,20 @@ import pytest
 from build import BF16, F32, Q8_0, Gguf, Tensor
 from copying import held
 from outcomes import standing
-from saved_shards import (
+from sharded_files import (
     all_encodings,
     assert_whole,
     columns_or_all,
     cut,
     inner_or_all,
     layers,
+    on_ranks,
+    plan_of,
+    rows_or_all,
     stopped,
     tensor,
     written,
 )
-from sharded_files import on_ranks, plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.sharded.detection import MANIFEST

@@ -13,19 +13,19 @@ import pytest
 
 from full_disks import fill, make_read_only
 from outcomes import standing
-from saved_shards import (
+from sharded_files import (
     StopError,
     after,
     assert_whole,
     cut,
     layers,
     partial_of,
+    plan_of,
     stop,
     stopped,
     tensor,
     written,
 )
-from sharded_files import plan_of
 from weightctl import open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.sharded.detection import MANIFEST

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from saved_shards import (
+from sharded_files import (
     StopError,
     after,
     assert_whole,
@@ -21,11 +21,12 @@ from saved_shards import (
     cut,
     layers,
     partial_of,
+    plan_of,
     recorded,
+    rows_or_all,
     stop,
     stopped,
 )
-from sharded_files import plan_of, rows_or_all
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.detection import MANIFEST

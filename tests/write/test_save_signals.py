@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import leftovers, random_model, standing
-from strikes import strikes
+from outcomes import leftovers, random_model, standing, strikes
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from strikes import Ended, Strikes
+    from outcomes import Ended, Strikes
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from remote_stores import BUCKET, serve_s3
-from servers.blobs import Blob
+from servers.base import Blob
+from tested_stores import BUCKET, serve_s3
 from weightctl import convert
 from weightctl.storage.remote import upload
 from weightctl.storage.remote.s3_uploads import S3Uploads

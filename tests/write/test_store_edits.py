@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servers.faults import Answer, Call
+from servers.base import Answer, Call
 from tested_stores import serve
 from weightctl import convert, shard
 from weightctl.errors import WeightctlError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
     from pathlib import Path
 
-    from servers.messages import Request
+    from servers.base import Request
     from tested_stores import TestedStore
 
 STORES = ["s3", "moto", "azurite"]

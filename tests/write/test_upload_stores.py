@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from remote_stores import BUCKET
-from servers.faults import Answer, LoseAnswer, Reset
+from servers.base import Answer, LoseAnswer, Reset
 from servers.s3 import S3Server
-from tested_stores import PART, serve
+from tested_stores import BUCKET, PART, serve
 from weightctl import convert, open_weights
 from weightctl.errors import OutputError
 from weightctl.storage.location import store_of
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
-    from servers.messages import Request
+    from servers.base import Request
     from tested_stores import TestedStore
     from weightctl.storage.base import Uploads
 

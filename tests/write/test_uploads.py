@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from remote_stores import BUCKET, put_files, serve_s3
-from servers.faults import Answer, Call, CutUpload, LoseAnswer, Reset
+from servers.base import Answer, Call, CutUpload, LoseAnswer, Reset
+from tested_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, open_weights, shard
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.system.temporary import JOURNAL, temporary_name
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from servers.buckets import Bucket
-    from servers.s3 import S3Server
+    from servers.s3 import Bucket, S3Server
     from weightctl.storage.base import Uploads
 
 S3 = f"s3://{BUCKET}"

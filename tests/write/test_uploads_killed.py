@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outcomes import random_model
-from remote_faults import visible
-from strikes import strikes
-from tested_stores import serve
+from outcomes import random_model, strikes
+from tested_stores import serve, visible
 from weightctl import convert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
-    from strikes import Strikes
+    from outcomes import Strikes
     from tested_stores import TestedStore
 
 # By name: the output, and options.

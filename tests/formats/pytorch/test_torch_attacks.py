@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import attacks
-from amplifying import AMPLIFYING
-from assembly import (
+import payloads
+from audited import __file__ as audited
+from payloads import (
+    AMPLIFYING,
+    ATTACKS,
     BUILD,
+    LIVE,
     NONE,
+    SEVERAL,
+    Entry,
     call,
+    data,
     integer,
     mapping,
     named,
@@ -25,14 +31,13 @@ from assembly import (
     stream,
     tensor,
     text,
+    torch_zip,
     whole,
-)  # fmt: skip
-from attacks import ATTACKS, LIVE, SEVERAL
-from audited import __file__ as audited
+    zip_of,
+)
 from weightctl.formats.pickles.scan import names
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.storage.byte_range import HeldRange
-from zips import Entry, data, torch_zip, zip_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,8 +148,8 @@ def test_python_would_do_what_the_pickle_asks_for(name: str, unpickled: dict[Any
 
 def test_python_does_what_a_pickle_without_harm_asks_for() -> None:
     marker: list[object] = []
-    attacks.marker = marker  # type: ignore[attr-defined]
-    appended = named("builtins.getattr") + b"(" + named("attacks.marker") + text("append") + b"tR"
+    payloads.marker = marker  # type: ignore[attr-defined]
+    appended = named("builtins.getattr") + b"(" + named("payloads.marker") + text("append") + b"tR"
     raw = whole(appended + put(0) + b"(" + text("attacked") + b"tR0" + NONE)
     assert pickle.loads(raw) is None
     assert marker == ["attacked"]

@@ -19,11 +19,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assembly import call, integer, many, mapping, named, storage, stream, tensor, text, whole
 from audited import forget_peak, opened, peak
-from mutations import bytewise, changed, changes, opcodes, sequences
+from payloads import (
+    Entry,
+    bytewise,
+    call,
+    changed,
+    changes,
+    data,
+    integer,
+    many,
+    mapping,
+    named,
+    opcodes,
+    sequences,
+    storage,
+    stream,
+    tensor,
+    text,
+    torch_zip,
+    whole,
+    zip_of,
+)
 from weightctl.cli import main
-from zips import Entry, data, torch_zip, zip_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

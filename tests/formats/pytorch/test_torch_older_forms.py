@@ -14,13 +14,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from assembly import integer, many, mapping, named, storage, text, whole
-from assembly import tensor as tensor_over
+from payloads import Entry, data, integer, many, mapping, named, storage, text, torch_zip, whole
+from payloads import tensor as tensor_over
 from torch_checkpoints import PROTOCOLS, assert_same, saved
 from weightctl import open_weights
 from weightctl.cli import app
 from weightctl.errors import FormatError
-from zips import Entry, data, torch_zip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

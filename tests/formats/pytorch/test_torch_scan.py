@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from assembly import call, stream, whole
 from build import Gguf, safetensors_of
+from payloads import Entry, call, stream, whole, zip_of
 from weightctl.cli.scanned import ScanChoices, scan_paths
-from zips import Entry, zip_of
 
 # The global that attacks call exists, and records the call here.
 RAN: list[str] = []

@@ -23,8 +23,21 @@ import pytest
 import torch
 
 import payloads
-from assembly import blob, many, mapping, named, stacked, stream, text
-from payloads import CONTAINERS, NOTHING, PAYLOAD, TAIL, TRICKS, ran
+from payloads import (
+    CONTAINERS,
+    NOTHING,
+    PAYLOAD,
+    TAIL,
+    TRICKS,
+    blob,
+    many,
+    mapping,
+    named,
+    ran,
+    stacked,
+    stream,
+    text,
+)
 from weightctl.cli.scanned import ScanChoices, scan_paths
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from assembly import stream
 from build import Gguf, safetensors_of
-from payloads import NOTHING
+from payloads import NOTHING, stream
 from weightctl.formats.scanning import scan_file
 from weightctl.storage.files import open_reader
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from assembly import call, whole
+from payloads import call, whole
 from weightctl import convert
 from weightctl.formats.scanning.scan import scan_file
 from weightctl.formats.training.metadata import read_metadata

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from servers.forwarding import ForwardingServer
-from servers.messages import RefusedError, Request, Response
+from servers.base import ForwardingServer, RefusedError, Request, Response
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,22 +1,296 @@
-"""The Hugging Face Hub: its API for models, and files that it redirects to another host."""
+"""A Hub of Hugging Face with repositories, commits and uploads, and its store Xet."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import os
+import re
+import struct
+import tempfile
 import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from servers import hub_commits
-from servers.base import Server
-from servers.blobs import Blob
-from servers.entities import Entity, serve
-from servers.hub_repositories import HubFile, HubRepository
-from servers.messages import RefusedError, Request, Response, answer_json
-from servers.plain import PlainServer
-from servers.xet import XetStore
+from servers.base import (
+    Blob,
+    Entity,
+    PlainServer,
+    RefusedError,
+    Request,
+    Response,
+    Server,
+    answer_json,
+    serve,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+
+# Repositories of the Hub: commits, branches, and files with their identifiers.
+
+# As the `.gitattributes` of a new repository says.
+LFS_NAMES = re.compile(
+    r"\.(safetensors|gguf|bin|pt|pth|ckpt|onnx|h5|msgpack|npy|npz|pickle|pkl|zip|tar|gz|model)$"
+)
+LFS_SIZE = 10 << 20
+FIRST_COMMIT = "initial commit"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a commit. `oid` is that of Git; `sha256` is set for LFS files only."""
+
+    body: Blob
+    oid: str
+    sha256: str | None = None
+    xet_hash: str | None = None
+
+    @classmethod
+    def made(cls, path: str, body: Blob, xet_hash: str | None = None) -> HubFile:
+        """Make a file, which is an LFS file if its name or size says so."""
+        if not is_lfs(path, body.size):
+            return cls(body, git_oid(bytes(body)))
+        digest = body.hash("sha256").hex()
+        return cls(body, git_oid(pointer(digest, body.size)), digest, xet_hash)
+
+    @property
+    def etag(self) -> str:
+        """The identifier that the Hub sends as ETag, with quotes."""
+        return f'"{self.sha256 or self.oid}"'
+
+    def row(self, path: str) -> dict[str, Any]:
+        """Return the file as a listing of a tree has it."""
+        row: dict[str, Any] = {"type": "file", "oid": self.oid, "size": self.body.size}
+        row["path"] = path
+        if self.sha256:
+            size = len(pointer(self.sha256, self.body.size))
+            row["lfs"] = {"oid": self.sha256, "size": self.body.size, "pointerSize": size}
+        if self.xet_hash:
+            row["xetHash"] = self.xet_hash
+        return row
+
+
+Tree = dict[str, HubFile]
+
+
+@dataclass(slots=True)
+class HubRepository:
+    """A model repository. `gated` ones give files to `readers` only: names of users."""
+
+    id: str
+    private: bool = False
+    gated: bool = False
+    readers: set[str] = field(default_factory=set[str])
+    refs: dict[str, str] = field(default_factory=dict[str, str])
+    commits: dict[str, Tree] = field(default_factory=dict[str, Tree])
+    messages: list[str] = field(default_factory=list[str])
+    modified: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.commit({}, FIRST_COMMIT)
+
+    def commit(self, tree: Tree, message: str, revision: str = "main") -> str:
+        """Make a commit the head of a branch; return its hash."""
+        text = f"{self.id} {len(self.messages)} {message} {sorted(tree)}"
+        oid = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self.commits[oid] = dict(tree)
+        self.refs[revision] = oid
+        self.messages.append(message)
+        self.modified = time.time()
+        return oid
+
+    def resolve(self, revision: str) -> str:
+        """Return the hash of the commit. Raises RefusedError RevisionNotFound."""
+        oid = self.refs.get(revision, revision)
+        if oid not in self.commits:
+            raise RefusedError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+        return oid
+
+    def tree(self, revision: str = "main") -> Tree:
+        """Return the files of a revision by path."""
+        return self.commits[self.resolve(revision)]
+
+    def put(
+        self,
+        path: str,
+        content: Blob | bytes,
+        *,
+        revision: str = "main",
+        xet_hash: str | None = None,
+    ) -> str:
+        """Commit one file; return the hash of the commit."""
+        file = HubFile.made(path, Blob.of(content), xet_hash)
+        tree = self.tree(revision) if revision in self.refs else {}
+        return self.commit(tree | {path: file}, f"Upload {path}", revision)
+
+    def __getitem__(self, path: str) -> bytes:
+        return bytes(self.tree()[path].body)
+
+    def rows(self, revision: str, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+        """Return the listing of a folder. Raises RefusedError EntryNotFound."""
+        prefix = folder.strip("/") + "/" if folder.strip("/") else ""
+        rows = dict[str, dict[str, Any]]()
+        for path, file in sorted(self.tree(revision).items()):
+            if not path.startswith(prefix):
+                continue
+            names = path[len(prefix) :].split("/")
+            depth = len(names) if recursive else min(len(names), 2)
+            for count in range(1, depth):
+                inner = prefix + "/".join(names[:count])
+                oid = git_oid(inner.encode())
+                rows[inner] = {"type": "directory", "oid": oid, "size": 0, "path": inner}
+            if recursive or len(names) == 1:
+                rows[path] = file.row(path)
+        if prefix and not rows:
+            raise RefusedError(404, "EntryNotFound", f"{folder} does not exist on {revision}")
+        return list(rows.values())
+
+    def info(self, revision: str, *, blobs: bool = False) -> dict[str, Any]:
+        """Return what the Hub says about the model at a revision."""
+        oid = self.resolve(revision)
+        siblings = list[dict[str, Any]]()
+        for path, file in sorted(self.commits[oid].items()):
+            sibling: dict[str, Any] = {"rfilename": path}
+            if blobs:
+                row = file.row(path)
+                sibling |= {"size": row["size"], "blobId": row["oid"]}
+                if "lfs" in row:
+                    lfs = row["lfs"]
+                    sibling["lfs"] = {
+                        "sha256": lfs["oid"],
+                        "size": lfs["size"],
+                        "pointerSize": lfs["pointerSize"],
+                    }
+            siblings.append(sibling)
+        moment = datetime.fromtimestamp(self.modified, UTC).isoformat(timespec="milliseconds")
+        return {
+            "_id": git_oid(self.id.encode())[:24],
+            "id": self.id,
+            "modelId": self.id,
+            "author": self.id.partition("/")[0],
+            "sha": oid,
+            "lastModified": moment.replace("+00:00", "Z"),
+            "private": self.private,
+            "gated": "manual" if self.gated else False,
+            "disabled": False,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+            "siblings": siblings,
+        }
+
+
+def is_lfs(path: str, size: int) -> bool:
+    """Return whether the Hub stores a file outside of Git. Empty files are always in Git."""
+    return bool(size and (LFS_NAMES.search(path) or size >= LFS_SIZE))
+
+
+def git_oid(content: bytes) -> str:
+    """Return the hash that Git gives to a file."""
+    head = f"blob {len(content)}\0".encode()
+    return hashlib.sha1(head + content, usedforsecurity=False).hexdigest()
+
+
+def pointer(sha256: str, size: int) -> bytes:
+    """Return the text that Git stores in place of an LFS file."""
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+    return text.encode()
+
+
+# A local store of Xet: what `hf_xet` writes to `local:///dir`, found by SHA-256.
+
+_HEADER = 48
+_ENTRY = 48
+_HAS_VERIFICATION = 1 << 31
+_HAS_METADATA = 1 << 30
+
+
+class XetStore:
+    """Files in a directory, in chunks that are stored once. Needs the package hf_xet."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._session: Any = None
+
+    @property
+    def url(self) -> str:
+        """The URL that clients get instead of that of a CAS server."""
+        return f"local://{self.directory}"
+
+    def put(self, content: bytes) -> str:
+        """Store content; return its Xet hash."""
+        import hf_xet  # type: ignore[import-untyped]  # the package has no types
+
+        with self._open().new_upload_commit(endpoint=self.url) as commit:
+            handle = commit.start_upload_bytes(content, sha256=hf_xet.COMPUTE_SHA256)
+        found: str = handle.result().xet_info.hash
+        return found
+
+    def find(self, sha256: str) -> str | None:
+        """Return the Xet hash of the file that has this SHA-256, if it is stored."""
+        return next((hash_ for hash_, digest in self._files() if digest == sha256), None)
+
+    def get(self, xet_hash: str, size: int) -> Blob:
+        """Return the bytes of a file."""
+        import hf_xet
+
+        with tempfile.TemporaryDirectory(dir=self.directory) as directory:
+            path = os.path.join(directory, "file")
+            with self._open().new_file_download_group(endpoint=self.url) as group:
+                group.start_download_file(hf_xet.XetFileInfo(xet_hash, size), path)
+            # The open file outlives its name.
+            return Blob.of_file(path)
+
+    @property
+    def bytes_stored(self) -> int:
+        """The bytes of all stored chunks, which deduplication makes fewer."""
+        return sum(
+            os.path.getsize(os.path.join(root, name))
+            for root, _, names in os.walk(self.directory)
+            for name in names
+            if name.startswith("default.") and not name.endswith(".tagset")
+        )
+
+    def _open(self) -> Any:
+        import hf_xet
+
+        if self._session is None:
+            self._session = hf_xet.XetSession()
+        return self._session
+
+    def _files(self) -> Iterator[tuple[str, str]]:
+        """Yield the Xet hash and the SHA-256 of each file in the shards of the store.
+
+        A shard begins with a header and a list of files. A file is a header (hash, flags, number
+        of entries), its entries, and if the flags say so as many verifications, and metadata that
+        begin with the SHA-256.
+        """
+        shards = os.path.join(self.directory, "xet", "xorbs", "shards")
+        for name in sorted(os.listdir(shards)) if os.path.isdir(shards) else []:
+            if not name.endswith(".mdb"):
+                continue
+            with open(os.path.join(shards, name), "rb") as file:
+                content = file.read()
+            at = _HEADER
+            while (hash_ := content[at : at + 32]) != b"\xff" * 32:
+                flags, entries = struct.unpack_from("<II", content, at + 32)
+                at += _ENTRY * (1 + entries * (2 if flags & _HAS_VERIFICATION else 1))
+                if flags & _HAS_METADATA:
+                    yield _hexadecimal(hash_), _hexadecimal(content[at : at + 32])
+                    at += _ENTRY
+
+
+def _hexadecimal(stored: bytes) -> str:
+    """Return a hash as text: Xet writes it as four integers of 64 bits."""
+    return "".join(f"{word:016x}" for word in struct.unpack("<4Q", stored))
+
+
+# The Hugging Face Hub: its API for models, and files that it redirects to another host.
 
 WRITER = "hf_test_writer"
 READER = "hf_test_reader"
@@ -117,7 +391,7 @@ class HubServer(Server):
         segments = [unquote(each) for each in request.target.partition("?")[0][1:].split("/")]
         match segments:
             case ["api", "repos", "create"]:
-                return hub_commits.create_repository(self, request, user)
+                return create_repository(self, request, user)
             case ["api", "whoami-v2"]:
                 if user is None:
                     raise RefusedError(401, "Unauthorized", "Invalid username or password.")
@@ -126,10 +400,10 @@ class HubServer(Server):
                 repository = self._visible(f"{owner}/{name}", user)
                 return self._answer_api(request, repository, user, rest)
             case ["lfs-upload", oid]:
-                return hub_commits.put_lfs(self, request, oid)
+                return put_lfs(self, request, oid)
             case [owner, name, "info", "lfs", "objects", "batch"]:
                 repository = self._visible(f"{owner}/{name.removesuffix('.git')}", user)
-                return hub_commits.answer_batch(self, request, repository, user)
+                return answer_batch(self, request, repository, user)
             case [owner, name, "resolve", *rest]:
                 repository = self._visible(f"{owner}/{name}", user)
                 _check_gate(repository, user)
@@ -175,14 +449,14 @@ class HubServer(Server):
                 response = answer_json([tree[path].row(path) for path in wanted if path in tree])
             case "GET", ["xet-read-token" | "xet-write-token" as kind, *_] if self.xet:
                 if kind == "xet-write-token":
-                    hub_commits.check_writer(user)
+                    check_writer(user)
                 else:
                     _check_gate(repository, user)
                 response = _answer_xet_token(self.xet)
             case "POST", ["preupload", *where]:
-                response = hub_commits.preupload(request, repository, user, "/".join(where))
+                response = preupload(request, repository, user, "/".join(where))
             case "POST", ["commit", *where]:
-                response = hub_commits.commit(self, request, repository, user, "/".join(where))
+                response = commit(self, request, repository, user, "/".join(where))
             case _:
                 raise RefusedError(404, "NotFound", "Not Found")
         return response
@@ -251,3 +525,147 @@ def _check_gate(repository: HubRepository, user: HubUser | None) -> None:
     if repository.gated and not _may_read(repository, user):
         message = f"Access to model {repository.id} is restricted."
         raise RefusedError(401 if user is None else 403, "GatedRepo", message)
+
+
+# Writes to the Hub: repositories are created, files uploaded and committed.
+
+
+def create_repository(server: HubServer, request: Request, user: HubUser | None) -> Response:
+    """Answer the creation of a repository: 409 if there is one."""
+    owner = check_writer(user)
+    asked = _parsed(bytes(request.body))
+    name = f"{asked.get('organization') or owner.name}/{asked['name']}"
+    url = f"{server.url}/{name}"
+    with server.lock:
+        if name in server.repositories:
+            content = {"error": "You already created this model repo", "url": url}
+            return answer_json(content, 409)
+        private = asked.get("private") or asked.get("visibility") == "private"
+        made = server.create(name, private=bool(private))
+    return answer_json({"url": url, "name": name, "id": made.info("main")["_id"]})
+
+
+def preupload(
+    request: Request, repository: HubRepository, user: HubUser | None, revision: str
+) -> Response:
+    """Answer which files are uploaded outside of Git, and which exist already."""
+    check_writer(user)
+    tree = repository.tree(revision)
+    rows = list[dict[str, Any]]()
+    for asked in _parsed(bytes(request.body))["files"]:
+        path = asked["path"]
+        mode = "lfs" if is_lfs(path, asked["size"]) else "regular"
+        row = {"path": path, "uploadMode": mode, "shouldIgnore": False}
+        if present := tree.get(path):
+            row["oid"] = present.sha256 or present.oid
+        rows.append(row)
+    return answer_json({"files": rows})
+
+
+def commit(
+    server: HubServer,
+    request: Request,
+    repository: HubRepository,
+    user: HubUser | None,
+    revision: str,
+) -> Response:
+    """Answer a commit, of lines of JSON: a header, and an operation on each further line.
+
+    Raises RefusedError with status 412 if the parent is not the head any more.
+    """
+    check_writer(user)
+    header, *operations = [_parsed(line) for line in bytes(request.body).splitlines() if line]
+    if header["key"] != "header":
+        raise RefusedError(400, "", "the first line is not a header")
+    with server.lock:
+        parent = repository.resolve(revision)
+        if header["value"].get("parentCommit", parent) != parent:
+            message = "A commit has happened since. Please refresh and try again."
+            raise RefusedError(412, "", message)
+        tree = dict(repository.commits[parent])
+        for operation in operations:
+            _apply(server, tree, operation["key"], operation["value"])
+        content: dict[str, Any] = {"success": True, "hookOutput": ""}
+        target = revision
+        if request.query.get("create_pr") == "1":
+            number = 1 + sum(name.startswith("refs/pr/") for name in repository.refs)
+            target = f"refs/pr/{number}"
+            content["pullRequestUrl"] = f"{server.url}/{repository.id}/discussions/{number}"
+        oid = repository.commit(tree, header["value"]["summary"], target)
+    content |= {"commitOid": oid, "commitUrl": f"{server.url}/{repository.id}/commit/{oid}"}
+    return answer_json(content)
+
+
+def answer_batch(
+    server: HubServer, request: Request, repository: HubRepository, user: HubUser | None
+) -> Response:
+    """Answer where LFS files are uploaded to: none of those that are stored."""
+    check_writer(user)
+    known = {file.sha256 for tree in repository.commits.values() for file in tree.values()}
+    rows = list[dict[str, Any]]()
+    for asked in _parsed(bytes(request.body))["objects"]:
+        row = {"oid": asked["oid"], "size": asked["size"]}
+        if asked["oid"] not in known and asked["oid"] not in server.uploads:
+            place = {"href": f"{server.url}/lfs-upload/{asked['oid']}"}
+            row["actions"] = {"upload": place}
+        rows.append(row)
+    return answer_json({"transfer": "basic", "objects": rows})
+
+
+def put_lfs(server: HubServer, request: Request, oid: str) -> Response:
+    """Store an LFS file until it is committed. Raises RefusedError if it is another file."""
+    if request.method != "PUT" or request.body.hash("sha256").hex() != oid:
+        raise RefusedError(400, "BadDigest", "the file does not have this SHA-256")
+    server.uploads[oid] = request.body
+    return Response(200)
+
+
+def check_writer(user: HubUser | None) -> HubUser:
+    """Return the user. Raises RefusedError without one, or if the token is for reading only."""
+    if user is None:
+        raise RefusedError(401, "", "Invalid username or password.")
+    if not user.can_write:
+        raise RefusedError(403, "", "the token does not have the rights to write")
+    return user
+
+
+def _apply(server: HubServer, tree: Tree, key: str, value: dict[str, Any]) -> None:
+    path = value["path"]
+    match key:
+        case "file":
+            content = value["content"]
+            encoded = value.get("encoding") == "base64"
+            body = base64.b64decode(content) if encoded else content.encode()
+            tree[path] = HubFile.made("", Blob.of(body))
+        case "lfsFile":
+            tree[path] = _uploaded(server, path, value)
+        case "deletedFile":
+            if tree.pop(path, None) is None:
+                raise RefusedError(404, "EntryNotFound", f"{path} does not exist")
+        case "deletedFolder":
+            for name in [name for name in tree if name.startswith(path.rstrip("/") + "/")]:
+                del tree[name]
+        case _:
+            raise RefusedError(400, "", f"unknown operation: {key}")
+
+
+def _uploaded(server: HubServer, path: str, value: dict[str, Any]) -> HubFile:
+    sha256 = value["oid"]
+    if sha256 in server.uploads:
+        return HubFile.made(path, server.uploads[sha256])
+    for repository in server.repositories.values():
+        for tree in repository.commits.values():
+            for file in tree.values():
+                if file.sha256 == sha256:
+                    return file
+    xet_hash = server.xet.find(sha256) if server.xet else None
+    if server.xet is None or xet_hash is None:
+        raise RefusedError(400, "", f"the content of {path} was not uploaded: {sha256}")
+    return HubFile.made(path, server.xet.get(xet_hash, value["size"]), xet_hash)
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise RefusedError(400, "", f"not JSON: {error}") from error
