@@ -23,6 +23,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("COLUMNS", None)
 
 pytest_plugins = [
+    "real_files",  # the others import it
     "costs",
     "crossing_fixtures",
     "each",
@@ -30,7 +31,6 @@ pytest_plugins = [
     "full_disks",
     "healthy_models",
     "hub_fixtures",
-    "real_files",
 ]
 
 # Examples are derived from the code of a test: a commit passes on every machine or fails on every

@@ -20,7 +20,7 @@ from weightctl.graph.value import apply_all
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from op_example import Example, Inferred, Refused
+    from op_examples import Example, Inferred, Refused
 
     Array = np.ndarray[Any, Any]
 

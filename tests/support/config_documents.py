@@ -26,21 +26,18 @@ LONGROPE = {
 }  # fmt: skip
 DOCUMENTS: dict[str, Document] = {
     "llama": {"model_type": "llama"},
-    "smollm": {
-        "model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "rms_norm_eps": 1e-5,
-        "num_key_value_heads": 3, "rope_theta": 100000, "tie_word_embeddings": True,
-        "vocab_size": 49152, "num_hidden_layers": 30, "intermediate_size": 1536,
-    },
+    "smollm": {"model_type": "llama", "hidden_size": 576, "num_attention_heads": 9,
+               "rms_norm_eps": 1e-5, "num_key_value_heads": 3, "rope_theta": 100000,
+               "tie_word_embeddings": True, "vocab_size": 49152, "num_hidden_layers": 30,
+               "intermediate_size": 1536},
     "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "llama with short heads": {"model_type": "llama", "head_dim": 64},
     "llama linear": {
         "model_type": "llama",
         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
     },
-    "llama3": {
-        "model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8,
-        "rope_parameters": LLAMA3,
-    },
+    "llama3": {"model_type": "llama", "max_position_embeddings": 131072, "num_key_value_heads": 8,
+               "rope_parameters": LLAMA3},
     "llama yarn": {
         "model_type": "llama", "max_position_embeddings": 65536,
         "rope_parameters": {
@@ -56,24 +53,18 @@ DOCUMENTS: dict[str, Document] = {
         },
     },
     "mistral": {"model_type": "mistral", "sliding_window": 4096},
-    "mistral nemo": {
-        "model_type": "mistral", "sliding_window": 1024, "head_dim": 128, "hidden_size": 5120,
-        "rope_theta": 1e6,
-    },
+    "mistral nemo": {"model_type": "mistral", "sliding_window": 1024, "head_dim": 128,
+                     "hidden_size": 5120, "rope_theta": 1e6},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 3},
     "bert": {"model_type": "bert"},
-    "minilm": {
-        "model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6,
-        "intermediate_size": 1536, "type_vocab_size": 3,
-    },
+    "minilm": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6,
+               "intermediate_size": 1536, "type_vocab_size": 3},
     "gpt2": {"model_type": "gpt2"},
     "gpt2 with an output": {"model_type": "gpt2", "n_inner": 99, "tie_word_embeddings": False},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3": {"model_type": "qwen3", "head_dim": 64, "num_key_value_heads": 8},
-    "qwen3moe": {
-        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 64,
-        "moe_intermediate_size": 256, "norm_topk_prob": True,
-    },
+    "qwen3moe": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                 "head_dim": 64, "moe_intermediate_size": 256, "norm_topk_prob": True},
     "gemma2": {"model_type": "gemma2", "query_pre_attn_scalar": 256, "sliding_window": 64},
     "gemma3": {
         "model_type": "gemma3_text", "num_hidden_layers": 7, "sliding_window": 16,
@@ -84,15 +75,12 @@ DOCUMENTS: dict[str, Document] = {
     },
     "phi3": {"model_type": "phi3", "sliding_window": 2047},
     "phi4": {"model_type": "phi3", "sliding_window": None, "num_key_value_heads": 8},
-    "phi3 long": {
-        "model_type": "phi3", "max_position_embeddings": 131072, "rope_parameters": LONGROPE,
-        "original_max_position_embeddings": 4096,
-    },
-    "phi4 mini": {
-        "model_type": "phi3", "max_position_embeddings": 131072, "num_attention_heads": 24,
-        "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
-        "original_max_position_embeddings": 4096,
-    },
+    "phi3 long": {"model_type": "phi3", "max_position_embeddings": 131072,
+                  "rope_parameters": LONGROPE, "original_max_position_embeddings": 4096},
+    "phi4 mini": {"model_type": "phi3", "max_position_embeddings": 131072,
+                  "num_attention_heads": 24,
+                  "rope_parameters": LONGROPE | {"partial_rotary_factor": 0.75},
+                  "original_max_position_embeddings": 4096},
 }  # fmt: skip
 
 

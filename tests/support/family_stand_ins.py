@@ -185,21 +185,13 @@ def _from_stacked(tensors: Tensors, document: Document) -> Tensors:
 
 
 STAND_INS: Mapping[str, StandIn] = {
-    "bailing_moe": StandIn(
-        "qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing, _from_bailing
-    ),
+    "bailing_moe": StandIn("qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing,
+                           _from_bailing),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
-    "qwen2_5_vl_text": StandIn(
-        "qwen2", "Qwen2_5_VLForConditionalGeneration", partial(_of_text, "qwen2")
-    ),
-    "qwen3_vl_text": StandIn(
-        "qwen3", "Qwen3VLForConditionalGeneration", partial(_of_text, "qwen3")
-    ),
-    "qwen3_vl_moe_text": StandIn(
-        "qwen3_moe",
-        "Qwen3VLMoeForConditionalGeneration",
-        partial(_of_text, "qwen3_moe"),
-        _to_stacked,
-        _from_stacked,
-    ),
-}
+    "qwen2_5_vl_text": StandIn("qwen2", "Qwen2_5_VLForConditionalGeneration",
+                               partial(_of_text, "qwen2")),
+    "qwen3_vl_text": StandIn("qwen3", "Qwen3VLForConditionalGeneration",
+                             partial(_of_text, "qwen3")),
+    "qwen3_vl_moe_text": StandIn("qwen3_moe", "Qwen3VLMoeForConditionalGeneration",
+                                 partial(_of_text, "qwen3_moe"), _to_stacked, _from_stacked),
+}  # fmt: skip

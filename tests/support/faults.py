@@ -428,27 +428,20 @@ MISTAKES = {
     "heads of outputs swapped": Mistake(heads_of_outputs, "heads_exchanged", "heads 0 and 2"),
     "norms swapped": Mistake(norms, "norms_exchanged", "are swapped"),
     "norm copied": Mistake(norm_copied, "norms_exchanged", "is a copy of"),
-    "columns rolled": Mistake(
-        changed(of("mlp.down.weight"), lambda rows: np.roll(rows, ROLL, 1)), "rolled",
-        f"columns are rotated by {ROLL} of",
-    ),
-    "rows rolled": Mistake(
-        changed(of("mlp.up.weight"), lambda rows: np.roll(rows, ROLL, 0)), "rolled",
-        f"rows are rotated by {ROLL} of",
-    ),
-    "columns reversed": Mistake(
-        changed(of("mlp.down.weight"), lambda rows: rows[:, ::-1]), "permuted",
-        "columns are in another order",
-    ),
+    "columns rolled": Mistake(changed(of("mlp.down.weight"), lambda rows: np.roll(rows, ROLL, 1)),
+                              "rolled", f"columns are rotated by {ROLL} of"),
+    "rows rolled": Mistake(changed(of("mlp.up.weight"), lambda rows: np.roll(rows, ROLL, 0)),
+                           "rolled", f"rows are rotated by {ROLL} of"),
+    "columns reversed": Mistake(changed(of("mlp.down.weight"), lambda rows: rows[:, ::-1]),
+                                "permuted", "columns are in another order"),
     "two rows swapped": Mistake(
         changed("embedding.weight", lambda rows: swapped_rows(rows, 40, 45, 1)), "permuted",
         "rows 40 and 45 are swapped",
     ),
     "adapter": Mistake(changed(of("attention.v.weight"), low_rank), "low_rank", f"rank {RANK} "),
     "clipped": Mistake(changed(of("mlp.gate.weight"), clipped), "clipped", "clipped to ±"),
-    "bytes swapped": Mistake(
-        changed(of("mlp.up.weight"), lambda rows: rows.byteswap()), "byte_order", "byte order",
-    ),
+    "bytes swapped": Mistake(changed(of("mlp.up.weight"), lambda rows: rows.byteswap()),
+                             "byte_order", "byte order"),
     "interleaved": Mistake(interleaved, "gate_and_up_interleaved", "are interleaved"),
     "separated": Mistake(taken_apart, "gate_and_up_interleaved", "separated"),
 }  # fmt: skip
@@ -594,31 +587,25 @@ def _halves_swapped(rows: Array) -> Array:
 
 
 _HYPER_CONNECTIONS = {
-    "weights between streams transposed": change_part(
-        "attention_streams.projection.weight", "permuted", _between_transposed
-    ),
+    "weights between streams transposed": change_part("attention_streams.projection.weight",
+        "permuted", _between_transposed),
     "weights of streams zero": zero_part("mlp_streams.projection.weight"),
     "offsets of streams negated": negate_part("attention_streams.offsets.weight"),
-    "scales of two kinds swapped": change_part(
-        "attention_streams.scales.weight", None, _two_swapped
-    ),
+    "scales of two kinds swapped": change_part("attention_streams.scales.weight", None,
+        _two_swapped),
     "offsets missing": drop_part("mlp_streams.offsets.weight"),
-    "streams of attention and MLP swapped": exchange_parts(
-        "attention_streams.projection.weight", "mlp_streams.projection.weight"
-    ),
+    "streams of attention and MLP swapped": exchange_parts("attention_streams.projection.weight",
+        "mlp_streams.projection.weight"),
     "output of streams negated": negate_part("stream_output.projection.weight"),
-    "steps of the normalization": change_key(
-        "hyper_connection.sinkhorn_iterations", lambda count: count - 18
-    ),
-}
+    "steps of the normalization": change_key("hyper_connection.sinkhorn_iterations",
+        lambda count: count - 18),
+}  # fmt: skip
 _COMPRESSED_ATTENTION = {
-    "vectors of a compressed key swapped": change_part(
-        "attention.compressor.kv.weight", "rolled", _halves_swapped
-    ),
+    "vectors of a compressed key swapped": change_part("attention.compressor.kv.weight", "rolled",
+        _halves_swapped),
     "gates of the compressor zero": zero_part("attention.compressor.gate.weight"),
-    "places in a compressed key reversed": change_part(
-        "attention.compressor.places.weight", "permuted", lambda rows: rows[::-1].copy()
-    ),
+    "places in a compressed key reversed": change_part("attention.compressor.places.weight",
+        "permuted", lambda rows: rows[::-1].copy()),
     "norm of compressed keys with 1 added": add_one("attention.compressor.norm.weight"),
     "compressor missing": drop_part("attention.compressor.kv.weight"),
     "keys of the indexer zero": zero_part("attention.indexer.compressor.kv.weight"),
@@ -626,11 +613,10 @@ _COMPRESSED_ATTENTION = {
     "table of experts one token too far": BlockFault(
         changed(of("mlp.table.weight", 0), lambda rows: np.roll(rows, 1, 0)), "shifted"
     ),
-    "RoPE base of compressed keys": change_key(
-        "attention.compress_rope_freq_base", lambda base: base / 10
-    ),
+    "RoPE base of compressed keys": change_key("attention.compress_rope_freq_base",
+        lambda base: base / 10),
     "keys that are used": change_key("attention.indexer.top_k", lambda count: count // 2),
-}
+}  # fmt: skip
 # By the kind of block: a case of a family that has it, and the faults.
 COMPRESSED_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "hyper-connections": ("deepseek_v4", _HYPER_CONNECTIONS),
@@ -656,45 +642,36 @@ DELTA_NET = {
     "gate of the net zero": zero_part("delta.gate.weight"),
     "offsets zero": zero_part("delta.offsets.weight"),
     "offsets negated": negate_part("delta.offsets.weight"),
-    "rates as Hugging Face has them": change_part(
-        "delta.rates.weight", None, lambda rates: np.log(-rates)
-    ),
+    "rates as Hugging Face has them": change_part("delta.rates.weight", None,
+        lambda rates: np.log(-rates)),
     "norm of the net with 1 added": add_one("delta.norm.weight"),
-    "weights of the convolution in reverse": change_part(
-        "delta.kernel.weight", "permuted", lambda rows: rows[:, ::-1]
-    ),
-    "channels of the convolution rolled": change_part(
-        "delta.kernel.weight", "permuted", lambda rows: np.roll(rows, 3, 0)
-    ),
+    "weights of the convolution in reverse": change_part("delta.kernel.weight", "permuted",
+        lambda rows: rows[:, ::-1]),
+    "channels of the convolution rolled": change_part("delta.kernel.weight", "permuted",
+        lambda rows: np.roll(rows, 3, 0)),
     "beta and alpha swapped": BlockFault(_swap_projections, None),
-    "heads in Hugging Face's order": change_part(
-        "delta.gate.weight", "permuted", lambda rows: swapped_rows(rows, 1, 2, len(rows) // 4)
-    ),
-    "queries and gates apart": BlockFault(
-        changed(of("attention.q.weight", _ATTENDED), _part_gates), None
-    ),
+    "heads in Hugging Face's order": change_part("delta.gate.weight", "permuted",
+        lambda rows: swapped_rows(rows, 1, 2, len(rows) // 4)),
+    "queries and gates apart": BlockFault(changed(of("attention.q.weight", _ATTENDED), _part_gates),
+        None),
     "rotated dimensions": change_key("rope.dimension_count", lambda size: size * 2),
-}
+}  # fmt: skip
 KIMI_DELTA = {
     "gate zero": zero_part("delta.gate_b.weight"),
     "offsets zero": zero_part("delta.offsets.weight"),
     "norm of the heads with 1 added": add_one("delta.norm.weight"),
-    "weights of the convolution in reverse": change_part(
-        "delta.k_kernel.weight", None, lambda channels: channels[..., ::-1]
-    ),
-    "two heads swapped": change_part(
-        "delta.q.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, len(rows) // 4)
-    ),
-    "decays transposed": change_part(
-        "delta.decay_b.weight", None, lambda rows: rows.T.reshape(rows.shape)
-    ),
-    "rates as Hugging Face has them": change_part(
-        "delta.rates.weight", None, lambda rates: np.log(-rates)
-    ),
+    "weights of the convolution in reverse": change_part("delta.k_kernel.weight", None,
+        lambda channels: channels[..., ::-1]),
+    "two heads swapped": change_part("delta.q.weight", "permuted",
+                                     lambda rows: swapped_rows(rows, 0, 1, len(rows) // 4)),
+    "decays transposed": change_part("delta.decay_b.weight", None,
+                                     lambda rows: rows.T.reshape(rows.shape)),
+    "rates as Hugging Face has them": change_part("delta.rates.weight", None,
+        lambda rates: np.log(-rates)),
     "values of latent vectors zero": BlockFault(
         changed(of("attention.v_b.weight", _ATTENDED), np.zeros_like), "zeroed"
     ),
-}
+}  # fmt: skip
 
 
 # Faults of parts that replace attention or select its keys.
@@ -706,21 +683,18 @@ def _gates_swapped(rows: Array) -> Array:
 
 
 _SHORT_CONVOLUTION = {
-    "kernels reversed": change_part(
-        "convolution.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
-    ),
-    "kernels of two channels swapped": change_part(
-        "convolution.kernel.weight", "permuted", lambda kernels: swapped_rows(kernels, 0, 1, 1)
-    ),
+    "kernels reversed": change_part("convolution.kernel.weight", "permuted",
+                                    lambda kernels: kernels[:, ::-1].copy()),
+    "kernels of two channels swapped": change_part("convolution.kernel.weight", "permuted",
+        lambda kernels: swapped_rows(kernels, 0, 1, 1)),
     "kernels zero": zero_part("convolution.kernel.weight"),
     "kernels negated": negate_part("convolution.kernel.weight"),
     "gates swapped": change_part("convolution.inputs.weight", "permuted", _gates_swapped),
-    "output transposed": change_part(
-        "convolution.outputs.weight", "transposed", lambda rows: rows.T
-    ),
+    "output transposed": change_part("convolution.outputs.weight", "transposed",
+                                     lambda rows: rows.T),
     "projection missing": drop_part("convolution.outputs.weight"),
     "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-}
+}  # fmt: skip
 _SPARSE_ATTENTION = {
     "factors of heads negated": negate_part("attention.indexer.factors.weight"),
     "keys of the indexer zero": zero_part("attention.indexer.k.weight"),
@@ -733,26 +707,21 @@ _SPARSE_ATTENTION = {
 }
 _LINEAR_UNIT = {
     "rates negated": negate_part("lru.rates.weight"),
-    "rates of the first two channels swapped": change_part(
-        "lru.rates.weight", None, lambda rates: swapped_rows(rates, 0, 1, 1)
-    ),
-    "gates of additions with inputs as rows": change_part(
-        "lru.input_gate.weight", None, lambda blocks: blocks.transpose(0, 2, 1).copy()
-    ),
-    "gates of fading in another order of blocks": change_part(
-        "lru.fade_gate.weight", None, lambda blocks: blocks[::-1].copy()
-    ),
+    "rates of the first two channels swapped": change_part("lru.rates.weight", None,
+        lambda rates: swapped_rows(rates, 0, 1, 1)),
+    "gates of additions with inputs as rows": change_part("lru.input_gate.weight", None,
+        lambda blocks: blocks.transpose(0, 2, 1).copy()),
+    "gates of fading in another order of blocks": change_part("lru.fade_gate.weight", None,
+        lambda blocks: blocks[::-1].copy()),
     "bias of the gates of fading zero": zero_part("lru.fade_gate_bias.weight"),
-    "kernels reversed": change_part(
-        "lru.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
-    ),
+    "kernels reversed": change_part("lru.kernel.weight", "permuted",
+                                    lambda kernels: kernels[:, ::-1].copy()),
     "gate and inputs swapped": exchange_parts("lru.gate.weight", "lru.inputs.weight"),
     "bias of the gate missing": drop_part("lru.gate.bias", "bias_dropped"),
     "projection missing": drop_part("lru.outputs.weight"),
-    "positions that the convolution reads": change_key(
-        "recurrent.conv_kernel", lambda count: count - 1
-    ),
-}
+    "positions that the convolution reads": change_key("recurrent.conv_kernel",
+        lambda count: count - 1),
+}  # fmt: skip
 _TIME_MIX = {
     "offsets of decays zero": zero_part("rwkv.decay_offset.weight"),
     "offsets of rates negated": negate_part("rwkv.rate_offset.weight"),
@@ -846,36 +815,29 @@ _PLAMO_2 = {
     "rates negated": change_part("ssm.rates.weight", None, np.negative),
     "rates as logarithms": change_part("ssm.rates.weight", None, _logarithms),
     "skips zero": zero_part("ssm.skip.weight"),
-    "kernels reversed": change_part(
-        "ssm.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
-    ),
-    "values before gates in each head": change_part(
-        "ssm.inputs.weight", "permuted", _values_before_gates
-    ),
-    "B and C swapped": change_part(
-        "ssm.selection.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 16)
-    ),
+    "kernels reversed": change_part("ssm.kernel.weight", "permuted",
+                                    lambda kernels: kernels[:, ::-1].copy()),
+    "values before gates in each head": change_part("ssm.inputs.weight", "permuted",
+        _values_before_gates),
+    "B and C swapped": change_part("ssm.selection.weight", "permuted",
+                                   lambda rows: swapped_rows(rows, 0, 1, 16)),
     "bias of steps missing": drop_part("ssm.step_bias.weight", "bias_dropped"),
     "norm of B with 1 added": add_one("ssm.b_norm.weight"),
-    "norm after the states without its offset": change_part(
-        "post_attention_norm.weight", None, lambda weight: weight - np.float32(0.2)
-    ),
+    "norm after the states without its offset": change_part("post_attention_norm.weight", None,
+        lambda weight: weight - np.float32(0.2)),
     "projection missing": drop_part("ssm.outputs.weight"),
-}
+}  # fmt: skip
 _BESIDE_ATTENTION = {
-    "output of attention with its factor twice": change_part(
-        "attention.o.weight", "scaled", lambda rows: rows * 0.9
-    ),
-    "output of the states with its factor twice": change_part(
-        "ssm.outputs.weight", "scaled", lambda rows: rows * 0.7
-    ),
-    "embedding with its factor twice": change_part(
-        "embedding.weight", "scaled", lambda rows: rows * 1.3
-    ),
+    "output of attention with its factor twice": change_part("attention.o.weight", "scaled",
+        lambda rows: rows * 0.9),
+    "output of the states with its factor twice": change_part("ssm.outputs.weight", "scaled",
+        lambda rows: rows * 0.7),
+    "embedding with its factor twice": change_part("embedding.weight", "scaled",
+        lambda rows: rows * 1.3),
     "keys zero": zero_part("attention.k.weight"),
     "skips negated": negate_part("ssm.skip.weight"),
     "RoPE base": change_key("rope.freq_base", times(10)),
-}
+}  # fmt: skip
 # By the kind of block: a case of a family that has it, and the faults.
 STATE_SPACE_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "Mamba": ("mamba", _MAMBA),
@@ -1355,13 +1317,11 @@ IN_GGUF = {
         _list(f"{_GGML}tokens", exchange), f"{_GGML}tokens",
         ("2 tokens are swapped", "token 305 `", "token 306 `", "in the reference"),
     ),
-    "token lost at the end": MetadataFault(
-        _lose_last, f"{_GGML}tokens", ("511 tokens here and 512", "missing", "511 `"),
-    ),
-    "types all normal": MetadataFault(
-        _list(f"{_GGML}token_type", _all_normal), f"{_GGML}token_type",
-        ("every token is ordinary text", "0 `<s>`", "1 `</s>`"),
-    ),
+    "token lost at the end": MetadataFault(_lose_last, f"{_GGML}tokens",
+        ("511 tokens here and 512", "missing", "511 `")),
+    "types all normal": MetadataFault(_list(f"{_GGML}token_type", _all_normal),
+                                      f"{_GGML}token_type",
+                                      ("every token is ordinary text", "0 `<s>`", "1 `</s>`")),
     "one control token normal": MetadataFault(
         _list(f"{_GGML}token_type", lambda types: types.__setitem__(0, 1)), f"{_GGML}token_type",
         ("0 `<s>` is of type NORMAL here and CONTROL in the reference",),
@@ -1374,54 +1334,36 @@ IN_GGUF = {
         _list(f"{_GGML}merges", lambda merges: exchange(merges, 7, 8)), f"{_GGML}merges",
         ("another order", "merge 7 is `", "merge 8 is `"),
     ),
-    "merge lost": MetadataFault(
-        _list(f"{_GGML}merges", list.pop), f"{_GGML}merges", ("253 merges here and 254",),
-    ),
-    "wrong eos": MetadataFault(
-        _set(f"{_GGML}eos_token_id", 7), f"{_GGML}eos_token_id",
-        ("the eos token is 7 `", "1 `</s>` in the reference"),
-    ),
-    "eos dropped": MetadataFault(
-        _drop(f"{_GGML}eos_token_id"), f"{_GGML}eos_token_id",
-        ("is missing", "llama.cpp uses token 11 `"),
-    ),
-    "eos outside the vocabulary": MetadataFault(
-        _set(f"{_GGML}eos_token_id", 512), f"{_GGML}eos_token_id", ("is 512", "512 tokens"),
-    ),
-    "wrong bos": MetadataFault(
-        _set(f"{_GGML}bos_token_id", 1), f"{_GGML}bos_token_id",
-        ("the bos token is 1 `</s>` here and 0 `<s>` in the reference",),
-    ),
-    "wrong padding": MetadataFault(
-        _set(f"{_GGML}padding_token_id", 9), f"{_GGML}padding_token_id",
-        ("the padding token is 9 `", "2 `!` in the reference"),
-    ),
-    "bos not added": MetadataFault(
-        _set(f"{_GGML}add_bos_token", False), f"{_GGML}add_bos_token",
-        ("is false here and true in the reference",),
-    ),
-    "another pre-tokenizer": MetadataFault(
-        _set(f"{_GGML}pre", "qwen2"), f"{_GGML}pre",
-        ("the pre-tokenizer is `qwen2` here and `gpt-2` in the reference",),
-    ),
-    "another kind of tokenizer": MetadataFault(
-        _set(f"{_GGML}model", "llama"), f"{_GGML}model", ("is `llama` here and `gpt2`",),
-    ),
+    "merge lost": MetadataFault(_list(f"{_GGML}merges", list.pop), f"{_GGML}merges",
+                                ("253 merges here and 254",)),
+    "wrong eos": MetadataFault(_set(f"{_GGML}eos_token_id", 7), f"{_GGML}eos_token_id",
+                               ("the eos token is 7 `", "1 `</s>` in the reference")),
+    "eos dropped": MetadataFault(_drop(f"{_GGML}eos_token_id"), f"{_GGML}eos_token_id",
+                                 ("is missing", "llama.cpp uses token 11 `")),
+    "eos outside the vocabulary": MetadataFault(_set(f"{_GGML}eos_token_id", 512),
+        f"{_GGML}eos_token_id", ("is 512", "512 tokens")),
+    "wrong bos": MetadataFault(_set(f"{_GGML}bos_token_id", 1), f"{_GGML}bos_token_id",
+                               ("the bos token is 1 `</s>` here and 0 `<s>` in the reference",)),
+    "wrong padding": MetadataFault(_set(f"{_GGML}padding_token_id", 9), f"{_GGML}padding_token_id",
+                                   ("the padding token is 9 `", "2 `!` in the reference")),
+    "bos not added": MetadataFault(_set(f"{_GGML}add_bos_token", False), f"{_GGML}add_bos_token",
+                                   ("is false here and true in the reference",)),
+    "another pre-tokenizer": MetadataFault(_set(f"{_GGML}pre", "qwen2"), f"{_GGML}pre",
+        ("the pre-tokenizer is `qwen2` here and `gpt-2` in the reference",)),
+    "another kind of tokenizer": MetadataFault(_set(f"{_GGML}model", "llama"), f"{_GGML}model",
+        ("is `llama` here and `gpt2`",)),
     "chat template changed": MetadataFault(
         _set("tokenizer.chat_template", TEMPLATE.replace("content", "text")),
         "tokenizer.chat_template", ("from line 2 on", "['text']", "['content']"),
     ),
-    "chat template dropped": MetadataFault(
-        _drop("tokenizer.chat_template"), "tokenizer.chat_template", ("missing",),
-    ),
+    "chat template dropped": MetadataFault(_drop("tokenizer.chat_template"),
+        "tokenizer.chat_template", ("missing",)),
     "context halved": MetadataFault(
         _set("llama.context_length", 256), "llama.context_length",
         ("`llama.context_length` is 256 here and 512 in the reference",),
     ),
-    "rope base": MetadataFault(
-        _set("llama.rope.freq_base", 500000.0), "llama.rope.freq_base",
-        ("is 500000 here and 10000 in the reference",),
-    ),
+    "rope base": MetadataFault(_set("llama.rope.freq_base", 500000.0), "llama.rope.freq_base",
+                               ("is 500000 here and 10000 in the reference",)),
     "rotations stretched": MetadataFault(
         lambda metadata: metadata.update(
             {"llama.rope.scaling.type": MetadataValue("string", "linear"),
@@ -1429,14 +1371,11 @@ IN_GGUF = {
         ),
         "llama.rope.scaling.type", ("linear",),
     ),
-    "norm epsilon": MetadataFault(
-        _set("llama.attention.layer_norm_rms_epsilon", 1e-6),
-        "llama.attention.layer_norm_rms_epsilon", ("1e-06 here and 1e-05 in the reference",),
-    ),
-    "file type of another encoding": MetadataFault(
-        _set("general.file_type", 7), "general.file_type",
-        ("is 7, Q8_0, but 100 % of the matrices' values are BF16",),
-    ),
+    "norm epsilon": MetadataFault(_set("llama.attention.layer_norm_rms_epsilon", 1e-6),
+                                  "llama.attention.layer_norm_rms_epsilon",
+                                  ("1e-06 here and 1e-05 in the reference",)),
+    "file type of another encoding": MetadataFault(_set("general.file_type", 7),
+        "general.file_type", ("is 7, Q8_0, but 100 % of the matrices' values are BF16",)),
 }  # fmt: skip
 
 
@@ -1479,18 +1418,14 @@ def _fewer_heads(directory: Path) -> None:
 
 
 IN_DIRECTORY = {
-    "two entries exchanged": MetadataFault(
-        _json("tokenizer.json", _exchange_entries), "tokenizer.json",
-        ("2 tokens are swapped", "token 305 `", "token 306 `"),
-    ),
+    "two entries exchanged": MetadataFault(_json("tokenizer.json", _exchange_entries),
+        "tokenizer.json", ("2 tokens are swapped", "token 305 `", "token 306 `")),
     "merges reordered": MetadataFault(
         _json("tokenizer.json", lambda document: exchange(document["model"]["merges"], 7, 8)),
         "tokenizer.json", ("another order", "merge 7 is `"),
     ),
-    "added token dropped": MetadataFault(
-        _json("tokenizer.json", _drop_added), "tokenizer.json",
-        ("511 `", "is of type NORMAL here and USER_DEFINED in the reference"),
-    ),
+    "added token dropped": MetadataFault(_json("tokenizer.json", _drop_added), "tokenizer.json",
+        ("511 `", "is of type NORMAL here and USER_DEFINED in the reference")),
     "special tokens not special": MetadataFault(
         _json(
             "tokenizer.json",
@@ -1499,16 +1434,14 @@ IN_DIRECTORY = {
         "tokenizer.json",
         ("0 `<s>`", "1 `</s>`", "are of type USER_DEFINED here and CONTROL in the reference"),
     ),
-    "wrong end of generation": MetadataFault(
-        _ends, "eos_token_id", ("generation ends with 7 `", "with 1 `</s>` in the reference"),
-    ),
+    "wrong end of generation": MetadataFault(_ends, "eos_token_id",
+        ("generation ends with 7 `", "with 1 `</s>` in the reference")),
     "wrong eos of the tokenizer": MetadataFault(
         _json("tokenizer_config.json", lambda config: config.update(eos_token="<s>")),
         "eos_token", ("the eos token is 0 `<s>` here and 1 `</s>` in the reference",),
     ),
-    "eos outside the vocabulary": MetadataFault(
-        _config(eos_token_id=512), "eos_token_id", ("is 512 in config.json", "512 rows"),
-    ),
+    "eos outside the vocabulary": MetadataFault(_config(eos_token_id=512), "eos_token_id",
+        ("is 512 in config.json", "512 rows")),
     "wrong padding": MetadataFault(
         _json("tokenizer_config.json", lambda config: config.update(pad_token="</s>")),
         "pad_token", ("the padding token is 1 `</s>`",),
@@ -1521,13 +1454,10 @@ IN_DIRECTORY = {
         _config(max_position_embeddings=256), "max_position_embeddings",
         ("`max_position_embeddings` is 256 here and 512 in the reference",),
     ),
-    "rope base": MetadataFault(
-        _config(rope_theta=500000.0), "rope_theta", ("is 500000 here and 10000",)
-    ),
-    "norm epsilon": MetadataFault(
-        _config(rms_norm_eps=1e-6), "rms_norm_eps", ("is 1e-06 here and 1e-05",)
-    ),
-    "head counts": MetadataFault(
-        _fewer_heads, "num_attention_heads", ("`num_attention_heads` is 4 here and 8",),
-    ),
+    "rope base": MetadataFault(_config(rope_theta=500000.0), "rope_theta",
+                               ("is 500000 here and 10000",)),
+    "norm epsilon": MetadataFault(_config(rms_norm_eps=1e-6), "rms_norm_eps",
+                                  ("is 1e-06 here and 1e-05",)),
+    "head counts": MetadataFault(_fewer_heads, "num_attention_heads",
+                                 ("`num_attention_heads` is 4 here and 8",)),
 }  # fmt: skip

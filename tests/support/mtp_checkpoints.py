@@ -69,10 +69,7 @@ FORMS = {
     "glm_moe_dsa": MtpCase("glm_moe_dsa", "model.layers.{}.", 2, 2, 1, _SHARED),
     "glm4_moe": MtpCase("glm4_moe-normed", "model.layers.{}.", 2, 2, 1, _USUAL),
     "glm4_moe-shared": MtpCase("glm4_moe", "model.layers.{}.", 2, 2, 2, _SHARED),
-    "exaone_moe": MtpCase(
-        "exaone_moe", "mtp.layers.{}.", 3, 0, 1,
-        _QWEN,
-    ),
+    "exaone_moe": MtpCase("exaone_moe", "mtp.layers.{}.", 3, 0, 1, _QWEN),
     "mimo2": MtpCase(
         "mimo2", "model.mtp.layers.{}.", 1, 0, 3,
         {f"model.mtp.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)

@@ -119,17 +119,12 @@ CASES = {
         "gemma3",
         "gemma3",
     ),
-    "mistral3": Multimodal(
-        "mistral3",
-        {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
-        {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * SIDE},
-        {},
-        {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
-        "mistral3",
-        "pixtral",
-        ("[IMG_BREAK]", "[IMG_END]"),
-    ),
+    "mistral3": Multimodal("mistral3",
+                           {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
+                           {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * SIDE}, {},
+                           {"image_token_index": "[IMG]"},
+                           {**_HALF, "size": {"longest_edge": 2 * SIDE}}, "mistral3", "pixtral",
+                           ("[IMG_BREAK]", "[IMG_END]")),
     "llava": Multimodal(
         "llava",
         {"model_type": "mistral", "sliding_window": None},
@@ -157,17 +152,10 @@ CASES = {
         "idefics3",
         ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
     ),
-    "smolvlm": Multimodal(
-        "smolvlm",
-        {"model_type": "llama"},
-        {},
-        {"scale_factor": 2},
-        {"image_token_id": "<image>"},
-        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
-        "llama",
-        "idefics3",
-        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
-    ),
+    "smolvlm": Multimodal("smolvlm", {"model_type": "llama"}, {}, {"scale_factor": 2},
+                          {"image_token_id": "<image>"},
+                          {**_HALF, "size": {"longest_edge": 2 * SIDE}}, "llama", "idefics3",
+                          ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>")),
     "llama4": Multimodal(
         "llama4",
         {
@@ -253,18 +241,10 @@ CASES = {
             "tokens_per_second": 2,
         },
     ),
-    "qwen3_vl": _qwen(
-        "qwen3_vl",
-        "qwen3vl",
-        {},
-        {**_QWEN_3, "deepstack_visual_indexes": [0, 2]},
-    ),
-    "qwen3_vl_moe": _qwen(
-        "qwen3_vl_moe",
-        "qwen3vlmoe",
-        {"num_local_experts": 4, "moe_intermediate_size": 24},
-        {**_QWEN_3, "deepstack_visual_indexes": [1]},
-    ),
+    "qwen3_vl": _qwen("qwen3_vl", "qwen3vl", {}, {**_QWEN_3, "deepstack_visual_indexes": [0, 2]}),
+    "qwen3_vl_moe": _qwen("qwen3_vl_moe", "qwen3vlmoe",
+                          {"num_local_experts": 4, "moe_intermediate_size": 24},
+                          {**_QWEN_3, "deepstack_visual_indexes": [1]}),
     "qwen3_5": _qwen("qwen3_5", "qwen35", _DELTA, _QWEN_3),
     "qwen3_5_moe": _qwen(
         "qwen3_5_moe",
@@ -278,7 +258,7 @@ CASES = {
         },
         _QWEN_3,
     ),
-}
+}  # fmt: skip
 
 
 # Tiny multimodal checkpoints, as transformers writes them, with their other files.
@@ -443,15 +423,11 @@ class Speech(NamedTuple):
 
 
 SPEECH_CASES = {
-    "qwen2_audio": Speech(
-        "qwen2",
-        _WHISPER,
-        {"audio_token_index": "<|AUDIO|>"},
-        ("<|audio_bos|>", "<|audio_eos|>"),
-    ),
+    "qwen2_audio": Speech("qwen2", _WHISPER, {"audio_token_index": "<|AUDIO|>"},
+                          ("<|audio_bos|>", "<|audio_eos|>")),
     "voxtral": Speech("llama", _AUDIO, {"audio_token_id": "[AUDIO]"}, ("[BEGIN_AUDIO]",)),
     "audioflamingo3": Speech("qwen2", _AUDIO, {"audio_token_id": "<sound>"}),
-}
+}  # fmt: skip
 
 
 def make_speech(name: str, into: Path) -> None:

