@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pytest
 
+from each import each
 from weightctl.codecs import transcode
 from weightctl.codecs.loss import sum_squares_and_error
 from weightctl.dtype import ENCODINGS
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(active() is None, reason="there are no kernels, or they are off")
 
-each_level = pytest.mark.parametrize("level", range(len(levels())), ids=levels())
+each_level = each("level", range(len(levels())), ids=levels())
 
 WIDE = 1056
 WIDTHS = (32, WIDE)
@@ -65,7 +66,7 @@ CASES = {
     "MLX-4bit": Case(lambda _: encoding.Biased(4, 32, "BF16")),
     "MLX-8bit": Case(lambda _: encoding.Biased(8, 32, "F16")),
 }
-each_case = pytest.mark.parametrize("case", CASES)
+each_case = each("case", CASES)
 
 
 @cache
@@ -128,7 +129,7 @@ def test_tiles_of_all_kinds_are_rounded_as_in_numpy(case: str, level: int) -> No
 
 @each_level
 @each_case
-@pytest.mark.parametrize("source", ["BF16", "F16", "Q8_0"])
+@each("source", ["BF16", "F16", "Q8_0"])
 def test_tiles_are_read_as_they_are_stored(case: str, source: str, level: int) -> None:
     raw = stored(tiles(WIDE)["usual"], source)
     numbers = transcode(raw, ENCODINGS[source], ENCODINGS["F32"]).raw.view(np.float32)
@@ -152,7 +153,7 @@ def test_the_sums_are_the_same_at_every_level(case: str) -> None:
 
 @each_level
 @each_case
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@each("value", [np.nan, -np.inf])
 def test_a_value_that_is_not_finite_is_left_to_numpy(case: str, value: float, level: int) -> None:
     for place in (0, 223, 224 * 129 + 100):
         values = tiles(224)["usual"].copy()
@@ -165,8 +166,8 @@ def test_a_value_that_is_not_finite_is_left_to_numpy(case: str, value: float, le
         assert found is None
 
 
-@pytest.mark.parametrize("source", ["F32", "BF16", "F16"])
-@pytest.mark.parametrize("count", [1, 31, 4096, 5001])
+@each("source", ["F32", "BF16", "F16"])
+@each("count", [1, 31, 4096, 5001])
 def test_the_largest_magnitude_is_found_if_all_are_finite(source: str, count: int) -> None:
     values = np.arange(count, dtype=np.float32) % 199 - 150
     raw = stored(values[None], source)
@@ -191,8 +192,8 @@ def test_the_extremes_of_blocks_of_any_size_are_found(level: int) -> None:
 
 
 @each_level
-@pytest.mark.parametrize("high_first", [False, True])
-@pytest.mark.parametrize("count", [0, 2, 30, 64, 4098])
+@each("high_first", [False, True])
+@each("count", [0, 2, 30, 64, 4098])
 def test_pairs_of_codes_are_packed(count: int, high_first: bool, level: int) -> None:
     codes = np.random.default_rng(0).integers(0, 16, count, np.uint8)
     packer, packed = pair_packer(level), np.empty(count // 2, np.uint8)
@@ -202,7 +203,7 @@ def test_pairs_of_codes_are_packed(count: int, high_first: bool, level: int) -> 
     np.testing.assert_array_equal(packed, low | high << np.uint8(4))
 
 
-@pytest.mark.parametrize("shape", [(8, 1), (16, 77), (136, 33), (512, 40), (0, 3)])
+@each("shape", [(8, 1), (16, 77), (136, 33), (512, 40), (0, 3)])
 def test_words_of_codes_become_rows_as_in_numpy(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,8 +230,8 @@ def test_words_that_do_not_fit_are_refused() -> None:
             packer.pack_row_groups(bytes(codes), columns, order, bytearray(out))
 
 
-@pytest.mark.parametrize(
-    ("raw", "columns", "size", "kind", "scales", "offsets", "out"),
+@each(
+    "raw, columns, size, kind, scales, offsets, out",
     [
         (128, 32, 32, "E4M3", 8, None, 32),
         (128, 32, 16, "E4M3", 4, None, 32),
