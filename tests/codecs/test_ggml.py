@@ -27,8 +27,8 @@ from rows import (
     example,
     normal,
     required,
+    twins,
 )
-from twins import twins
 from weightctl import open_weights
 from weightctl.codecs import definition
 from weightctl.dtype import ENCODINGS

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import weightctl
 from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
+from each import usual
 from weightctl.errors import ArchitectureError
 from weightctl.verify.checking import verify
 from weightctl.verify.request import Request, Subject
@@ -103,7 +104,7 @@ def test_the_gguf_file_has_the_original_names_and_only_matrices_in_16_bits(
         assert not is_small or found[name].tensor_type.name == "F32", name
 
 
-@pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M"])
+@pytest.mark.parametrize("quant", usual(["Q4_K_M"], ["Q8_0", "Q4_K_M"]))
 def test_diffusers_runs_the_quantized_gguf_file(
     family: str,
     quant: str,

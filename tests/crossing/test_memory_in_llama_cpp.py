@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import weightctl
+from each import usual
 from family_cases import make_checkpoint
 from llama_memory import measure_memory
 from weightctl.families import recognize
@@ -62,7 +63,7 @@ def estimate(path: Path, context: int, kv_type: str = "f16") -> MemoryEstimate:
     )
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", usual(["gemma3", "deepseek_v32", "kimi_linear"], KINDS))
 def test_caches_have_the_sizes_that_llama_cpp_prints(
     family: str, crossed: Path, tmp_path: Path
 ) -> None:
@@ -79,7 +80,7 @@ def test_caches_have_the_sizes_that_llama_cpp_prints(
     assert estimate(source, CONTEXT).caches == found.caches
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3next"])
+@pytest.mark.parametrize("family", usual(["gemma3"], ["gemma3", "qwen3next"]))
 def test_a_quantized_cache_has_the_size_that_llama_cpp_prints(
     family: str, crossed: Path, tmp_path: Path
 ) -> None:

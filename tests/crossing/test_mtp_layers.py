@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from each import usual
 from family_cases import make_checkpoint
 from llama_cpp import ask, count_drafts
 from mtp_checkpoints import FORMS, make_mtp_checkpoint
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
     from conftest import Completed
 
+
 QUICK = {"deepseek_v3", "mimo2"}
-each = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in FORMS]
-)
+each_form = pytest.mark.parametrize("name", usual(QUICK, FORMS))
 # What all layers of EXAONE MoE for it share, by the names that its converter gives them.
 SHARED_NAMES = {
     "mtp.fc": "model.layers.{}.eh_proj",
@@ -100,7 +100,7 @@ def problems(done: Completed) -> list[dict[str, Any]]:
     return found
 
 
-@each
+@each_form
 def test_the_tensors_come_back_with_the_same_bytes(
     name: str, original: Callable[[str], Path], in_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_the_tensors_come_back_with_the_same_bytes(
     assert config(tmp_path / "back").get(COUNT) == config(original(name)).get(COUNT)
 
 
-@each
+@each_form
 def test_gguf_counts_them_as_layers(
     name: str, original: Callable[[str], Path], in_gguf: Callable[[str], Path]
 ) -> None:
@@ -127,7 +127,7 @@ def test_gguf_counts_them_as_layers(
         assert f"blk.{number}.nextn.eh_proj.weight" in names
 
 
-@each
+@each_form
 def test_llama_cpp_computes_the_same_with_and_without_them(
     name: str, in_gguf: Callable[[str], Path], crossed: Path, tmp_path: Path
 ) -> None:
@@ -143,10 +143,10 @@ def test_llama_cpp_computes_the_same_with_and_without_them(
 # llama.cpp loads the layer of EXAONE MoE, and two of GLM-4 MoE, but does not run them.
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
-        for name in ("deepseek_v3", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe")
-    ],
+    usual(
+        ["mimo2"],
+        ["deepseek_v3", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"],
+    ),
 )
 def test_llama_cpp_predicts_with_them(
     name: str, in_gguf: Callable[[str], Path], tmp_path: Path
@@ -196,7 +196,7 @@ def test_queries_keys_and_values_of_these_layers_may_be_apart_in_gguf(
         assert np.array_equal(np.from_dlpack(one.data()), np.from_dlpack(other.data()))
 
 
-@each
+@each_form
 def test_without_them_every_direction_gives_the_same_model(
     name: str,
     original: Callable[[str], Path],
@@ -377,3 +377,25 @@ def test_two_layers_of_nemotron_h_are_one_in_gguf_and_counted_as_one(
     (lost / "config.json").write_text(json.dumps(document))
     with pytest.raises(ArchitectureError, match="other layers for multi-token prediction"):
         convert(lost, tmp_path / "lost.gguf")
+
+
+# Layers for multi-token prediction that a family does not use, on the way to GGUF.
+
+
+@pytest.mark.long
+def test_those_of_deepseek_v4_are_refused_in_gguf_unless_they_are_left_out(
+    crossed: Path, tmp_path: Path
+) -> None:
+    """GGUF has one output for the streams of all layers, and these layers have their own."""
+    source = tmp_path / "source"
+    copytree(make_checkpoint("deepseek_v4", crossed).path, source)
+    stored = load_file(source / "model.safetensors")
+    more = {f"mtp.0.{part}.weight": stored["model.norm.weight"] for part in ("enorm", "hnorm")}
+    save_file(stored | more, source / "model.safetensors", {"format": "pt"})
+    assert not recognize(open_weights(source)).unexpected
+    with pytest.raises(ArchitectureError, match=r"mtp\.0\.enorm") as caught:
+        convert(source, tmp_path / "out.gguf")
+    assert "--without mtp" in caught.value.hint
+    made = convert(source, tmp_path / "out.gguf", without="mtp")
+    assert any("1 layer for multi-token prediction (MTP), 2 tensors" in each for each in made.notes)
+    assert not any("not written" in each for each in made.notes)

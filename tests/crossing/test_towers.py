@@ -10,13 +10,22 @@ import pytest
 import transformers
 from safetensors.torch import load_file
 
-from libmtmd import encode_image
-from multimodal import CASES, encode_in_transformers, make_multimodal
+from each import usual
+from libmtmd import encode_audio, encode_image
+from multimodal import (
+    CASES,
+    SPEECH_CASES,
+    encode_in_transformers,
+    encode_speech_in_transformers,
+    make_multimodal,
+    make_speech,
+)
 from once import once, shared
 from tower_converter import as_intern, convert_towers, find_differing
 from weightctl import convert
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -41,8 +50,10 @@ def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared(tmp_path_factory) / "towers"
 
 
-def checkpoint(towers: Path, name: str) -> Path:
-    return once(towers / name, lambda half: make_multimodal(name, half))
+def checkpoint(
+    towers: Path, name: str, make: Callable[[str, Path], object] = make_multimodal
+) -> Path:
+    return once(towers / f"{make.__name__}-{name}", lambda half: make(name, half))
 
 
 def on_the_hub(name: str) -> str:
@@ -54,14 +65,13 @@ def values(path: Path) -> dict[str, Any]:
     return {on_the_hub(name): each for name, each in load_file(path / "model.safetensors").items()}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_model_in_two_files_comes_back_byte_for_byte(
-    name: str, towers: Path, tmp_path: Path
+def assert_comes_back(
+    model: Path, place: Path, tower: str, outer: set[str], changes: dict[str, Any] | None = None
 ) -> None:
-    model, back = checkpoint(towers, name), tmp_path / "back"
-    text, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
-    convert(model, text, mmproj=tower)
-    convert(text, back, mmproj=tower)
+    """Convert a model to two files and back, and compare tensors and what transformers reads."""
+    back = place / "back"
+    convert(model, place / "model.gguf", mmproj=place / "mmproj.gguf")
+    convert(place / "model.gguf", back, mmproj=place / "mmproj.gguf")
     before, after = values(model), values(back)
     assert before.keys() == after.keys()
     for key, value in before.items():
@@ -71,18 +81,29 @@ def test_a_model_in_two_files_comes_back_byte_for_byte(
     kind = transformers.CONFIG_MAPPING[config["model_type"]]
     read, wanted = (kind(**{k: v for k, v in each.items() if k != "model_type"}).to_dict()
                     for each in (config, was))  # fmt: skip
-    theirs = {key: each for key, each in wanted["vision_config"].items() if key != "dtype"}
-    if name == "gemma4":  # which has no such key
-        theirs.pop("image_size")
-    if name == "smolvlm":  # GGUF does not tell it from Idefics 3
-        theirs["model_type"] = "idefics3_vision"
-    assert {key: read["vision_config"].get(key) for key in theirs} == theirs
-    outer = {*CASES[name].outer, *CASES[name].ids}
+    theirs = {key: each for key, each in wanted[tower].items() if key != "dtype"} | (changes or {})
+    assert {key: read[tower].get(key) for key in theirs} == theirs
     assert {key: read[key] for key in outer} == {key: wanted[key] for key in outer}
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_in_two_files_comes_back_byte_for_byte(
+    name: str, towers: Path, tmp_path: Path
+) -> None:
+    # Gemma 4 has no size of images, and GGUF does not tell SmolVLM from Idefics 3.
+    changes = {"gemma4": {"image_size": None}, "smolvlm": {"model_type": "idefics3_vision"}}
+    outer = {*CASES[name].outer, *CASES[name].ids}
+    assert_comes_back(checkpoint(towers, name), tmp_path, "vision_config", outer, changes.get(name))
+
+
 # SmolVLM is an Idefics 3 here, and its image would be resized.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "smolvlm"])
+@pytest.mark.parametrize(
+    "name",
+    usual(
+        ["gemma3", "mistral3", "llama4", "gemma4", "qwen2_vl"],
+        [name for name in CASES if name != "smolvlm"],
+    ),
+)
 def test_llama_cpp_sees_in_an_image_what_transformers_sees(
     name: str, towers: Path, tmp_path: Path
 ) -> None:
@@ -126,3 +147,52 @@ def test_the_files_are_those_of_llama_cpps_converter(towers: Path, tmp_path: Pat
         # Without the key, llama.cpp has another activation than Gemma 4.
         aside = ["clip.use_gelu"] if name == "gemma4" else []
         assert find_differing(theirs, ours, *aside) <= EXPECTED.get(name, set())
+
+
+# Audio encoders of multimodal models: from transformers to an mmproj file, and back.
+
+
+# llama.cpp computes the spectrum on its own, and the convolutions in float16.
+CLOSE_SPECTRUM, MEAN_CLOSE = 5e-2, 2e-3
+
+
+@pytest.mark.parametrize("name", SPEECH_CASES)
+def test_a_model_that_hears_comes_back_byte_for_byte(
+    name: str, towers: Path, tmp_path: Path
+) -> None:
+    model = checkpoint(towers, name, make_speech)
+    assert_comes_back(model, tmp_path, "audio_config", {*SPEECH_CASES[name].ids})
+
+
+# llama.cpp stops at the number of Voxtral's vectors, as `families/towers/voxtral.py` says.
+@pytest.mark.parametrize(
+    "name", usual(["qwen2_audio"], [name for name in SPEECH_CASES if name != "voxtral"])
+)
+def test_llama_cpp_hears_what_transformers_hears(name: str, towers: Path, tmp_path: Path) -> None:
+    model = checkpoint(towers, name, make_speech)
+    text, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
+    convert(model, text, mmproj=tower, dtype="f32")
+    samples = (0.1 * np.random.default_rng(0).standard_normal(480_000)).astype(np.float32)
+    wanted = encode_speech_in_transformers(model, samples)
+    seen = encode_audio(text, tower, samples, wanted.shape[-1])[0]
+    assert seen.shape == wanted.shape
+    assert abs(seen - wanted).max() < CLOSE_SPECTRUM
+    assert abs(seen - wanted).mean() < MEAN_CLOSE
+
+
+@pytest.mark.long
+@pytest.mark.real
+def test_audio_files_are_those_of_llama_cpps_converter(towers: Path, tmp_path: Path) -> None:
+    pairs: list[tuple[Path, Path]] = []
+    for name in SPEECH_CASES:
+        model = checkpoint(towers, name, make_speech)
+        convert(model, mmproj=tmp_path / f"{name}.gguf")
+        pairs.append((model, tmp_path / f"{name}-converter.gguf"))
+    convert_towers(pairs)
+    # The converter rounds bfloat16 to float16, except for Audio Flamingo.
+    rounded = {"a.conv1d.1.weight", "a.conv1d.2.weight"}
+    for name in SPEECH_CASES:
+        theirs, ours = (tmp_path / f"{name}{end}.gguf" for end in ("-converter", ""))
+        # In a tiny model, the positions are more values than the matrices.
+        found = find_differing(theirs, ours, "general.file_type")
+        assert found == (set() if name == "audioflamingo3" else rounded)

@@ -141,3 +141,16 @@ def _name_row(row: Any, number: int, ids: Any, words: list[str]) -> str:
         return str(ids[number])
     text = "-".join(re.sub(r"\s+", " ", str(value)) for value in values)
     return text if len(text) <= 120 else f"{text[:100]}... ({number})"
+
+
+def usual(chosen: Iterable[Any], rows: Iterable[Any]) -> list[Any]:
+    """Return rows for `parametrize`, in which all but the chosen ones are long tests."""
+    chosen, rows = [*chosen], [*rows]
+    assert not [row for row in chosen if row not in rows]
+    return [
+        pytest.param(
+            *(row if isinstance(row, tuple) else (row,)),
+            marks=() if row in chosen else pytest.mark.long,
+        )
+        for row in rows
+    ]
