@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import small_models
-from cut_models import FAMILIES, apart, gguf_llama, held, of_family, saved, times_held
+from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
+from tiny import SMALL, arrays_of, make_small
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families import recognize
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.sharding.plan import ShardPlan
 
-KINDS = [*product(FAMILIES, ("gguf", "hugging_face"))]
+KINDS = [*product(SMALL, ("gguf", "hugging_face"))]
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -305,13 +305,13 @@ def test_the_axes_of_a_gpt2_of_transformers_are_swapped(tmp_path: Path) -> None:
 def test_groups_of_ranks_have_whole_experts_and_cut_each(
     tmp_path: Path, form: str, ep: int
 ) -> None:
-    model = small_models.qwen3moe()
-    arrays = small_models.arrays(model)
+    model = make_small("qwen3moe")
+    arrays = arrays_of(model)
     if form == "gguf":
         weights = of_family(tmp_path, "qwen3moe", "gguf")
     else:
-        arrays = apart(arrays) if form == "apart" else arrays
-        weights = saved(tmp_path, arrays, model.config.to_dict())
+        arrays = arrays if form == "apart" else stack_experts(arrays)
+        weights = saved(tmp_path, arrays, model.document)
     found = recognize(weights)
     plan = shard_plan(weights, Grid(2, ep))
     owners = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from cut_models import ATTENTION, STATES, model, on_disk, planned, saved
+from cut_models import ATTENTION, STATES, model, planned, saved, stack_experts
 from sharded_files import contents_of, shard_bytes, write_shards
 from weightctl import open_weights
 from weightctl.formats.sharded.manifest import read_manifest
@@ -96,10 +96,11 @@ def test_the_rows_of_a_fused_tensor_are_cut_by_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["alone", "stacked"])
 def test_all_experts_of_a_layer_are_stacked(form: str, tmp_path: Path) -> None:
     arrays, config = model("mixtral")
-    weights = saved(tmp_path, on_disk(arrays, "mixtral") if form == "alone" else arrays, config)
+    stacked = stack_experts(arrays)
+    weights = saved(tmp_path, arrays if form == "alone" else stacked, config)
     plan = shard_plan(weights, Grid(2), layout="vllm")
-    gate, up = np.split(arrays["model.layers.0.mlp.experts.gate_up_proj"], 2, axis=1)
-    down = arrays["model.layers.0.mlp.experts.down_proj"]
+    gate, up = np.split(stacked["model.layers.0.mlp.experts.gate_up_proj"], 2, axis=1)
+    down = stacked["model.layers.0.mlp.experts.down_proj"]
     wide = np.concatenate([gate[:, 48:], up[:, 48:]], axis=1)
     assert np.array_equal(numbers(plan, 1, f"{EXPERTS}.w13_weight"), wide)
     assert np.array_equal(numbers(plan, 1, f"{EXPERTS}.w2_weight"), down[:, :, 48:])
@@ -162,7 +163,10 @@ def test_position_ids_stay_where_the_checkpoint_has_them(tmp_path: Path) -> None
 
 
 def test_what_vllm_has_no_place_for_is_reported(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "bert")
+    arrays, config = model("bert")
+    pooler = {"pooler.dense.weight": np.zeros((64, 64)), "pooler.dense.bias": np.zeros(64)}
+    weights = saved(tmp_path / "in", arrays | pooler, config)
+    plan = shard_plan(weights, Grid(2), layout="vllm")
     (problem,) = plan.notes
     assert problem == (
         "2 tensors are not written, because vLLM's model does not have them: "

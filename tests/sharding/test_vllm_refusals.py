@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import small_models
 from cut_models import ATTENTION, gguf_llama, model, planned, saved, stated, with_names
+from tiny import arrays_of, make_small
 from weightctl.errors import ArchitectureError, ShardingError
 from weightctl.sharding.plan_file import CutRules
 from weightctl.sharding.planning import shard_plan
@@ -90,8 +90,8 @@ def test_a_gguf_is_refused() -> None:
 
 
 def test_gpt2_whose_matrices_would_have_to_be_turned_is_refused(tmp_path: Path) -> None:
-    made = small_models.gpt2(bos_token_id=1, eos_token_id=2)
-    weights = saved(tmp_path, small_models.arrays(made), made.config.to_dict())
+    made = make_small("gpt2")
+    weights = saved(tmp_path, arrays_of(made), made.document)
     assert "vLLM expects its matrices transposed" in refused(weights)
 
 

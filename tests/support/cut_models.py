@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-import small_models
+from tiny import arrays_of, make_small
 from weightctl import WeightData, Weights, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
-from weightctl.translate import translate
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
@@ -24,17 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from small_models import Arrays
+    from numpy.typing import NDArray
+
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
 
+    Arrays = dict[str, NDArray[Any]]
+
 
 # Checkpoints to be sharded, most of them without data, and the entries that each rank has.
-
-FAMILIES = (
-    "llama", "gpt2", "bert", "gemma2", "gemma3", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe",
-)  # fmt: skip
-_TOKENS = {"gpt2": {"bos_token_id": 1, "eos_token_id": 2}}
 
 
 class HeaderAlone:
@@ -139,25 +136,33 @@ def saved(directory: Path, arrays: Arrays, config: Mapping[str, Any]) -> Weights
 
 def of_family(directory: Path, family: str, convention: str, **changes: Any) -> Weights:
     """Return a small random model of a family in a naming convention, `gguf` or `hugging_face`."""
-    model = getattr(small_models, family)(**(_TOKENS.get(family, {}) | changes))
+    model = make_small(family, convention, **changes)
     if convention == "gguf":
-        return translate(small_models.checkpoint(model), "gguf").weights
-    return saved(directory, small_models.arrays(model), model.config.to_dict())
+        return model.tree
+    return saved(directory, arrays_of(model), model.document)
 
 
-def apart(arrays: Arrays) -> Arrays:
-    """Return tensors in which each expert is stored separately."""
+def stack_experts(arrays: Arrays) -> Arrays:
+    """Return tensors in which the experts of a layer are stacked, as transformers has them."""
     found: Arrays = {}
+    layers: dict[str, dict[str, list[NDArray[Any]]]] = {}
     for name, array in arrays.items():
-        stem = name.removesuffix("gate_up_proj").removesuffix("down_proj")
-        if not stem.endswith(".experts."):
-            found[name] = array
-            continue
-        for expert, matrix in enumerate(array):
-            gate, up = np.split(matrix, 2)
-            parts = {"down": matrix} if name.endswith("down_proj") else {"gate": gate, "up": up}
-            found |= {f"{stem}{expert}.{part}_proj.weight": each for part, each in parts.items()}
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name.replace("block_sparse_moe", "mlp")] = array
+        else:
+            layers.setdefault(match[1], {}).setdefault(match[2], []).append(array)
+    for layer, parts in layers.items():
+        gate, up, down = (
+            np.stack(parts[mixtral if mixtral in parts else qwen])
+            for mixtral, qwen in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj"))
+        )
+        found[f"{layer}.mlp.experts.gate_up_proj"] = np.concatenate([gate, up], 1)
+        found[f"{layer}.mlp.experts.down_proj"] = down
     return found
+
+
+_EXPERT = re.compile(r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.\d+\.(\w+)\.weight")
 
 
 def entries(shape: tuple[int, ...], part: Part, axis: int) -> list[int]:
@@ -202,139 +207,82 @@ CLASSES = {
     "bert": "BertModel",
 }
 
-_SCALES: dict[str, tuple[int, ...]] = {
-    "_k_scale": (),
-    "_prob_scale": (),
-    "_q_scale": (),
-    "_v_scale": (),
+_LAYER = "model.layers.0."
+_ATTENTION = {
+    f"self_attn.attn.{name}": () for name in ("_k_scale", "_prob_scale", "_q_scale", "_v_scale")
 }
 
 
-def _scales(attention: str) -> dict[str, tuple[int, ...]]:
-    return {f"{attention}.attn.{name}": shape for name, shape in _SCALES.items()}
+def _state(*parts: Mapping[str, tuple[int, ...]], without: str = "") -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of a decoder with these parts of its layer."""
+    made = {
+        "lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
+        "model.norm.weight": (64,), f"{_LAYER}input_layernorm.weight": (64,),
+        f"{_LAYER}post_attention_layernorm.weight": (64,),
+        f"{_LAYER}self_attn.o_proj.weight": (64, 32),
+        f"{_LAYER}self_attn.qkv_proj.weight": (64, 64),
+    }  # fmt: skip
+    for part in (_ATTENTION, *parts):
+        made |= {_LAYER + name: shape for name, shape in part.items()}
+    return {name: shape for name, shape in made.items() if name != without}
 
 
+_MLP = {"mlp.down_proj.weight": (64, 48), "mlp.gate_up_proj.weight": (96, 64)}
+_WIDE = {"self_attn.o_proj.weight": (64, 64), "self_attn.qkv_proj.weight": (128, 64)}
+_HEAD_NORMS = {"self_attn.k_norm.weight": (32,), "self_attn.q_norm.weight": (32,)}
+_NORMS = {"post_feedforward_layernorm.weight": (64,), "pre_feedforward_layernorm.weight": (64,)}
+_BERT = "model.encoder.layer.0."
 STATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "llama": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-              "model.layers.0.input_layernorm.weight": (64,),
-              "model.layers.0.mlp.down_proj.weight": (64, 48),
-              "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-              "model.layers.0.post_attention_layernorm.weight": (64,),
-              "model.layers.0.self_attn.o_proj.weight": (64, 32),
-              "model.layers.0.self_attn.qkv_proj.weight": (64, 64), "model.norm.weight": (64,),
-              **_scales("model.layers.0.self_attn")},
-    "mixtral": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-                "model.layers.0.block_sparse_moe.experts.routed_experts.w13_weight": (4, 96, 64),
-                "model.layers.0.block_sparse_moe.experts.routed_experts.w2_weight": (4, 64, 48),
-                "model.layers.0.block_sparse_moe.gate.weight": (4, 64),
-                "model.layers.0.input_layernorm.weight": (64,),
-                "model.layers.0.post_attention_layernorm.weight": (64,),
-                "model.layers.0.self_attn.o_proj.weight": (64, 32),
-                "model.layers.0.self_attn.qkv_proj.weight": (64, 64), "model.norm.weight": (64,),
-                **_scales("model.layers.0.self_attn")},
-    "qwen2": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-              "model.layers.0.input_layernorm.weight": (64,),
-              "model.layers.0.mlp.down_proj.weight": (64, 48),
-              "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-              "model.layers.0.post_attention_layernorm.weight": (64,),
-              "model.layers.0.self_attn.o_proj.weight": (64, 32),
-              "model.layers.0.self_attn.qkv_proj.bias": (64,),
-              "model.layers.0.self_attn.qkv_proj.weight": (64, 64), "model.norm.weight": (64,),
-              **_scales("model.layers.0.self_attn")},
-    "qwen3": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-              "model.layers.0.input_layernorm.weight": (64,),
-              "model.layers.0.mlp.down_proj.weight": (64, 48),
-              "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-              "model.layers.0.post_attention_layernorm.weight": (64,),
-              "model.layers.0.self_attn.k_norm.weight": (32,),
-              "model.layers.0.self_attn.o_proj.weight": (64, 64),
-              "model.layers.0.self_attn.q_norm.weight": (32,),
-              "model.layers.0.self_attn.qkv_proj.weight": (128, 64), "model.norm.weight": (64,),
-              **_scales("model.layers.0.self_attn")},
-    "qwen3moe": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-                 "model.layers.0.input_layernorm.weight": (64,),
-                 "model.layers.0.mlp.experts.gate.weight": (4, 64),
-                 "model.layers.0.mlp.experts.routed_experts.w13_weight": (4, 32, 64),
-                 "model.layers.0.mlp.experts.routed_experts.w2_weight": (4, 64, 16),
-                 "model.layers.0.post_attention_layernorm.weight": (64,),
-                 "model.layers.0.self_attn.k_norm.weight": (32,),
-                 "model.layers.0.self_attn.o_proj.weight": (64, 64),
-                 "model.layers.0.self_attn.q_norm.weight": (32,),
-                 "model.layers.0.self_attn.qkv_proj.weight": (128, 64), "model.norm.weight": (64,),
-                 **_scales("model.layers.0.self_attn")},
-    "gemma2": {"model.embed_tokens.weight": (64, 64),
-               "model.layers.0.input_layernorm.weight": (64,),
-               "model.layers.0.mlp.down_proj.weight": (64, 48),
-               "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-               "model.layers.0.post_attention_layernorm.weight": (64,),
-               "model.layers.0.post_feedforward_layernorm.weight": (64,),
-               "model.layers.0.pre_feedforward_layernorm.weight": (64,),
-               "model.layers.0.self_attn.o_proj.weight": (64, 64),
-               "model.layers.0.self_attn.qkv_proj.weight": (128, 64), "model.norm.weight": (64,),
-               **_scales("model.layers.0.self_attn")},
-    "gemma3": {"lm_head.weight": (64, 64), "model.layers.0.input_layernorm.weight": (64,),
-               "model.layers.0.mlp.down_proj.weight": (64, 48),
-               "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-               "model.layers.0.post_attention_layernorm.weight": (64,),
-               "model.layers.0.post_feedforward_layernorm.weight": (64,),
-               "model.layers.0.pre_feedforward_layernorm.weight": (64,),
-               "model.layers.0.self_attn.k_norm.weight": (32,),
-               "model.layers.0.self_attn.o_proj.weight": (64, 64),
-               "model.layers.0.self_attn.q_norm.weight": (32,),
-               "model.layers.0.self_attn.qkv_proj.weight": (128, 64), "model.norm.weight": (64,),
-               **_scales("model.layers.0.self_attn")},
-    "phi3": {"lm_head.weight": (64, 64), "model.embed_tokens.weight": (64, 64),
-             "model.layers.0.input_layernorm.weight": (64,),
-             "model.layers.0.mlp.down_proj.weight": (64, 48),
-             "model.layers.0.mlp.gate_up_proj.weight": (96, 64),
-             "model.layers.0.post_attention_layernorm.weight": (64,),
-             "model.layers.0.self_attn.o_proj.weight": (64, 32),
-             "model.layers.0.self_attn.qkv_proj.weight": (64, 64), "model.norm.weight": (64,),
-             **_scales("model.layers.0.self_attn")},
-    "bert": {"model.embeddings.LayerNorm.bias": (64,), "model.embeddings.LayerNorm.weight": (64,),
-             "model.embeddings.position_embeddings.weight": (32, 64),
-             "model.embeddings.position_ids": (1, 64),
-             "model.embeddings.token_type_embeddings.weight": (32, 64),
-             "model.embeddings.word_embeddings.weight": (64, 64),
-             "model.encoder.layer.0.attention.output.LayerNorm.bias": (64,),
-             "model.encoder.layer.0.attention.output.LayerNorm.weight": (64,),
-             "model.encoder.layer.0.attention.output.dense.bias": (64,),
-             "model.encoder.layer.0.attention.output.dense.weight": (64, 32),
-             "model.encoder.layer.0.attention.self.qkv_proj.bias": (96,),
-             "model.encoder.layer.0.attention.self.qkv_proj.weight": (96, 64),
-             "model.encoder.layer.0.intermediate.dense.bias": (48,),
-             "model.encoder.layer.0.intermediate.dense.weight": (48, 64),
-             "model.encoder.layer.0.output.LayerNorm.bias": (64,),
-             "model.encoder.layer.0.output.LayerNorm.weight": (64,),
-             "model.encoder.layer.0.output.dense.bias": (64,),
-             "model.encoder.layer.0.output.dense.weight": (64, 48),
-             **_scales("model.encoder.layer.0.attention.self")},
+    "llama": _state(_MLP),
+    "mixtral": _state({
+        "block_sparse_moe.experts.routed_experts.w13_weight": (4, 96, 64),
+        "block_sparse_moe.experts.routed_experts.w2_weight": (4, 64, 48),
+        "block_sparse_moe.gate.weight": (4, 64),
+    }),
+    "qwen2": _state(_MLP, {"self_attn.qkv_proj.bias": (64,)}),
+    "qwen3": _state(_MLP, _WIDE, _HEAD_NORMS),
+    "qwen3moe": _state(_WIDE, _HEAD_NORMS, {
+        "mlp.experts.gate.weight": (4, 64),
+        "mlp.experts.routed_experts.w13_weight": (4, 32, 64),
+        "mlp.experts.routed_experts.w2_weight": (4, 64, 16),
+    }),
+    "gemma2": _state(_MLP, _WIDE, _NORMS, without="lm_head.weight"),
+    "gemma3": _state(_MLP, _WIDE, _NORMS, _HEAD_NORMS, without="model.embed_tokens.weight"),
+    "phi3": _state(_MLP),
+    "bert": {
+        "model.embeddings.position_embeddings.weight": (32, 64),
+        "model.embeddings.position_ids": (1, 64),
+        "model.embeddings.token_type_embeddings.weight": (32, 64),
+        "model.embeddings.word_embeddings.weight": (64, 64),
+        **{
+            f"{place}LayerNorm.{kind}": (64,)
+            for place in ("model.embeddings.", f"{_BERT}attention.output.", f"{_BERT}output.")
+            for kind in ("weight", "bias")
+        },
+        f"{_BERT}attention.output.dense.bias": (64,),
+        f"{_BERT}attention.output.dense.weight": (64, 32),
+        f"{_BERT}attention.self.qkv_proj.bias": (96,),
+        f"{_BERT}attention.self.qkv_proj.weight": (96, 64),
+        f"{_BERT}intermediate.dense.bias": (48,),
+        f"{_BERT}intermediate.dense.weight": (48, 64),
+        f"{_BERT}output.dense.bias": (64,),
+        f"{_BERT}output.dense.weight": (64, 48),
+        **{name.replace("self_attn", f"{_BERT}attention.self"): () for name in _ATTENTION},
+    },
 }  # fmt: skip
-
 
 # Small models in vLLM's layout.
 
 ATTENTION = "model.layers.0.self_attn"
-_MIXTRAL = {".mlp.": ".block_sparse_moe.", ".gate_proj.": ".w1.", ".up_proj.": ".w3.",
-            ".down_proj.": ".w2."}  # fmt: skip
 
 
 def model(family: str, **changes: Any) -> tuple[Arrays, dict[str, Any]]:
     """Return the tensors and the config.json of a small model of one layer."""
-    made = getattr(small_models, family)(**({"num_hidden_layers": 1} | changes))
-    return small_models.arrays(made), made.config.to_dict() | {"architectures": [CLASSES[family]]}
-
-
-def on_disk(arrays: Arrays, family: str) -> Arrays:
-    """Return tensors as in checkpoints on the Hub: each expert is stored separately."""
-    found = apart(arrays)
-    if family != "mixtral":
-        return found
-    table = re.compile("|".join(map(re.escape, _MIXTRAL)))
-    return {table.sub(lambda match: _MIXTRAL[match[0]], name): each for name, each in found.items()}
+    made = make_small(family, **({"num_hidden_layers": 1} | changes))
+    return arrays_of(made), {**made.document, "architectures": [CLASSES[family]]}
 
 
 def planned(folder: Path, family: str, ranks: int = 2, **changes: Any) -> ShardPlan:
     arrays, config = model(family, **changes)
-    weights = saved(folder / "in", on_disk(arrays, family), config)
+    weights = saved(folder / "in", arrays, config)
     return shard_plan(weights, Grid(ranks), layout="vllm")

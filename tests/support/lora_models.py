@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -71,6 +70,8 @@ def adapt(folder: Path, model: Any, **settings: Any) -> AdaptedModel:
 
 def load_with_peft(base: Path, adapter: Path) -> Any:
     """Return a Llama with an adapter that PEFT has merged into it."""
+    from peft import PeftModel
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), adapter)
@@ -78,6 +79,8 @@ def load_with_peft(base: Path, adapter: Path) -> Any:
 
 
 def _adapt(folder: Path, model: Any, settings: dict[str, Any]) -> AdaptedModel:
+    from peft import LoraConfig, get_peft_model
+
     made = AdaptedModel(*(folder / name for name in ("base", "adapter", "merged")))
     model.save_pretrained(made.base)
     adapted: Any = get_peft_model(model, LoraConfig(**settings))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from arrays import weights_of
+from tiny import SMALL
 from weightctl.families import recognize
 
 if TYPE_CHECKING:
@@ -31,38 +26,27 @@ if TYPE_CHECKING:
 Arrays = dict[str, "NDArray[Any]"]
 
 
-def llama(**changes: Any) -> Any:
-    """Return a random llama with grouped heads, in float32."""
-    sizes = {
-        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-    }  # fmt: skip
-    return _made(LlamaForCausalLM, LlamaConfig(**(sizes | changes)))
-
-
-def gpt2(**changes: Any) -> Any:
-    """Return a random GPT-2 with a tied output, in float32."""
-    sizes = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return _made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
-
-
-def bert(**changes: Any) -> Any:
-    """Return a random BERT, in float32."""
-    sizes = {
-        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "max_position_embeddings": 64,
-    }  # fmt: skip
-    return _made(BertModel, BertConfig(**(sizes | changes)))
-
-
-def _made(kind: Any, config: Any) -> Any:
+def make(family: str, **changes: Any) -> Any:
+    """Return the random model of transformers with a config of `tiny.SMALL`, in float32."""
+    config = transformers.AutoConfig.for_model(**(SMALL[family] | changes))
+    if family.startswith("gemma"):
+        config._attn_implementation = "eager"
+    kind = transformers.AutoModel if family == "bert" else transformers.AutoModelForCausalLM
     torch.manual_seed(6)
-    model = kind(config).eval()
+    model = kind.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Norms of ones and biases of zeros would hide swapped tensors.
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+llama, gpt2, bert, gemma2, gemma3 = (
+    partial(make, family) for family in ("llama", "gpt2", "bert", "gemma2", "gemma3")
+)
+qwen2, qwen3, phi3, mixtral, qwen3moe = (
+    partial(make, family) for family in ("qwen2", "qwen3", "phi3", "mixtral", "qwen3moe")
+)
 
 
 def arrays(model: Any) -> Arrays:
@@ -162,76 +146,3 @@ def _for_gguf(name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
     if re.search(r"\.c_(attn|proj|fc)\.weight$", name):
         return array.T
     return array
-
-
-def qwen2(**changes: Any) -> Any:
-    """Return a random Qwen2 with grouped heads, in float32."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return _made(Qwen2ForCausalLM, Qwen2Config(**(_SIZES | changes)))
-
-
-def qwen3(**changes: Any) -> Any:
-    """Return a random dense Qwen3 with grouped-query attention and wide heads, in float32."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return _made(Qwen3ForCausalLM, Qwen3Config(**(_SIZES | {"head_dim": 32} | changes)))
-
-
-def phi3(**changes: Any) -> Any:
-    """Return a random Phi-3 with grouped heads, in float32."""
-    from transformers import Phi3Config, Phi3ForCausalLM
-
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    return _made(Phi3ForCausalLM, Phi3Config(**(_SIZES | tokens | changes)))
-
-
-_SIZES = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-}  # fmt: skip
-
-
-def mixtral(**changes: Any) -> Any:
-    """Return a random Mixtral of four experts, in float32."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = _SIZES | {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-    return _made(MixtralForCausalLM, MixtralConfig(**(sizes | changes)))
-
-
-def qwen3moe(**changes: Any) -> Any:
-    """Return a random Qwen3 of four narrow experts, in float32."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes = _SIZES | {
-        "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32,
-        "moe_intermediate_size": 32, "norm_topk_prob": True,
-    }  # fmt: skip
-    return _made(Qwen3MoeForCausalLM, Qwen3MoeConfig(**(sizes | changes)))
-
-
-_GEMMA = {
-    "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 4,
-    "attn_implementation": "eager",
-}  # fmt: skip
-
-
-def gemma2(**changes: Any) -> Any:
-    """Return a random Gemma 2 whose soft caps and windows have an effect, in float32."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
-    return _made(Gemma2ForCausalLM, Gemma2Config(**(_SIZES | _GEMMA | caps | changes)))
-
-
-def gemma3(**changes: Any) -> Any:
-    """Return a random text-only Gemma 3 whose fourth layer has global attention, in float32."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    rope = {
-        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-    }
-    given = {"rope_parameters": rope, "sliding_window_pattern": 4} | changes
-    return _made(Gemma3ForCausalLM, Gemma3TextConfig(**(_SIZES | _GEMMA | given)))

@@ -7,13 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import small_models
-from both_conventions import FAMILIES, LLAMA3, as_gguf, changed, half_turned, of_family
+from tiny import SMALL, as_gguf, changed, make_small
 from weightctl.verify.compare.configs import correct, find_differences
 from weightctl.verify.config_keys import find_spelling
 
 if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def _half_turned(checkpoint: RecognizedModel) -> RecognizedModel:
+    """Return a checkpoint whose config.json states that half of each head is rotated."""
+    rotations = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    return changed(checkpoint, rope_parameters=rotations)
 
 
 def _keys(subject: RecognizedModel, reference: RecognizedModel) -> list[str]:
@@ -22,12 +33,12 @@ def _keys(subject: RecognizedModel, reference: RecognizedModel) -> list[str]:
 
 @pytest.fixture(scope="module")
 def llama() -> RecognizedModel:
-    return small_models.checkpoint(small_models.llama())
+    return make_small("llama", head_dim=16)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_a_model_in_both_conventions_has_one_config(family: str) -> None:
-    checkpoint = of_family(family)
+    checkpoint = make_small(family)
     gguf = as_gguf(checkpoint)
     assert _keys(checkpoint, gguf) == _keys(gguf, checkpoint) == []
 
@@ -63,8 +74,8 @@ def test_a_value_that_follows_from_one_that_differs_is_not_told(llama: Recognize
 
 
 def test_a_part_of_a_head_that_is_turned_is_reported() -> None:
-    checkpoint = of_family("phi3")
-    other = half_turned(checkpoint)
+    checkpoint = make_small("phi3")
+    other = _half_turned(checkpoint)
     made = correct(other, find_differences(other, checkpoint))
     assert made is not None
     assert made.config == checkpoint.config != other.config
@@ -76,13 +87,13 @@ def test_a_rotation_in_older_words_is_told_in_these(llama: RecognizedModel) -> N
 
 
 def test_rotations_stretched_alike_are_alike_whichever_way_that_is_written() -> None:
-    checkpoint = small_models.checkpoint(small_models.llama(rope_parameters=LLAMA3))
+    checkpoint = make_small("llama", rope_parameters=LLAMA3)
     gguf = as_gguf(checkpoint)
     assert _keys(checkpoint, gguf) == _keys(gguf, checkpoint) == []
 
 
 def test_rotations_stretched_otherwise_are_reported() -> None:
-    checkpoint = small_models.checkpoint(small_models.llama(rope_parameters=LLAMA3))
+    checkpoint = make_small("llama", rope_parameters=LLAMA3)
     other = changed(checkpoint, rope_parameters=LLAMA3 | {"factor": 4.0})
     assert _keys(other, checkpoint) == ["rope_parameters.factor"]
 
@@ -119,9 +130,9 @@ def _words(checkpoint: RecognizedModel) -> set[str]:
 
 
 @pytest.mark.parametrize("convention", ["hugging_face", "gguf"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SMALL)
 def test_each_field_is_told_by_a_key_of_the_convention(family: str, convention: str) -> None:
-    checkpoint = of_family(family) if convention == "hugging_face" else as_gguf(of_family(family))
+    checkpoint = make_small(family, convention)
     config: Any = checkpoint.config
     names = [each.name for each in fields(config)]
     names += [key.field for key in checkpoint.family.keys if key.field.startswith("scaling.")]
@@ -137,16 +148,16 @@ def test_each_field_is_told_by_a_key_of_the_convention(family: str, convention: 
 
 
 def test_a_share_of_a_head_is_told_by_its_key() -> None:
-    checkpoint = of_family("phi3")
-    half = half_turned(checkpoint)
+    checkpoint = make_small("phi3")
+    half = _half_turned(checkpoint)
     assert compare(half, checkpoint) == {SHARE: f"`{SHARE}` is 0.5 here and 1 in the reference"}
     older = changed(checkpoint, rope_parameters=None, partial_rotary_factor=0.5)
     assert list(compare(older, checkpoint)) == ["partial_rotary_factor"]
 
 
 def test_a_share_and_the_number_that_it_makes_are_told_as_each_says_it() -> None:
-    checkpoint = of_family("phi3")
-    half = half_turned(checkpoint)
+    checkpoint = make_small("phi3")
+    half = _half_turned(checkpoint)
     share = f"`{SHARE}` sets the rope dimensions to 8"
     count = "`phi3.rope.dimension_count` is 16"
     gguf = as_gguf(checkpoint)
@@ -157,13 +168,13 @@ def test_a_share_and_the_number_that_it_makes_are_told_as_each_says_it() -> None
 
 
 def test_a_share_of_a_head_is_reported_beside_other_keys() -> None:
-    checkpoint = of_family("phi3")
-    both = changed(half_turned(checkpoint), rms_norm_eps=1e-2)
+    checkpoint = make_small("phi3")
+    both = changed(_half_turned(checkpoint), rms_norm_eps=1e-2)
     assert sorted(compare(both, checkpoint)) == ["rms_norm_eps", SHARE]
 
 
 def test_what_no_key_of_gguf_says_is_told_by_the_architecture() -> None:
-    checkpoint = of_family("llama")
+    checkpoint = make_small("llama")
     differences = compare(as_gguf(checkpoint), changed(checkpoint, hidden_act="relu"))
     assert differences == {
         "general.architecture": "`general.architecture` sets the activation to 'silu', "
@@ -172,7 +183,7 @@ def test_what_no_key_of_gguf_says_is_told_by_the_architecture() -> None:
 
 
 def test_two_fields_that_one_key_says_are_reported_once() -> None:
-    checkpoint = of_family("gemma3")
+    checkpoint = make_small("gemma3")
     wider = changed(checkpoint, sliding_window=checkpoint.document["sliding_window"] * 2)
     one, other = as_gguf(checkpoint), as_gguf(wider)
     assert list(compare(one, other)) == ["gemma3.attention.sliding_window"]
@@ -182,6 +193,6 @@ def test_two_fields_that_one_key_says_are_reported_once() -> None:
 
 
 def test_factors_that_gguf_has_in_a_tensor_are_told_by_that() -> None:
-    checkpoint = small_models.checkpoint(small_models.llama(rope_parameters=LLAMA3))
+    checkpoint = make_small("llama", rope_parameters=LLAMA3)
     other = changed(checkpoint, rope_parameters=LLAMA3 | {"low_freq_factor": 2.0})
     assert list(compare(as_gguf(checkpoint), other)) == ["rope_freqs.weight"]
