@@ -29,7 +29,6 @@ pytest_plugins = [
     "each",
     "extended_package",
     "full_disks",
-    "healthy_models",
     "hub_fixtures",
 ]
 

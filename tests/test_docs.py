@@ -20,18 +20,16 @@ if __name__ == "__main__":  # pytest has these folders in its path
 
 import pytest
 
-from doc_examples import has_examples, play, play_processes, without_times
-from doc_tables import update_tables
+from doc_tables import SCHEMA, update_schema, update_tables
+from documented import has_examples, make_example_files, play, play_processes, without_times
 from each import each
-from example_files import make_example_files
-from verify_tables import SCHEMA, update_schema
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from conftest import Completed
-    from doc_examples import Played
+    from documented import Played
 
     Run = Callable[..., Completed]
 

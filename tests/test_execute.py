@@ -11,7 +11,7 @@ import pytest
 
 from arrays import stored, weights_of
 from executing import execute
-from oracles import ggml_quantize
+from llama_cpp import ggml_quantize
 from weightctl import Plan, WeightData, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError

@@ -101,8 +101,7 @@ class Bench:
 
     def _judge(self, *paths: Path) -> tuple[float, float]:
         """Return the divergences that llama.cpp measures."""
-        from likelihoods import mean_divergence
-        from llama_cpp import ask
+        from llama_cpp import ask, mean_divergence
         from weightctl.verify import Request, Subject
         from weightctl.write.convert import convert
 

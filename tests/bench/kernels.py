@@ -79,7 +79,7 @@ def stored(encoding: str, count: int) -> U8:
 def encoders(count: int) -> Iterator[Work]:
     """Yield the encoders, against ggml's."""
     sys.path.append(str(Path(__file__).parents[1] / "support"))
-    from oracles import ggml_quantize
+    from llama_cpp import ggml_quantize
 
     for name, least in ENCODED.items():
         rows = weights(count)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from example_files import make_example_files
+from documented import make_example_files
 from weightctl.cli import COMMANDS
 from weightctl.dtype import Encoding
 from weightctl.formats import FORMATS

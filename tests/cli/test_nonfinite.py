@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from arrays import stored
-from oracles import ggml_quantize
+from llama_cpp import ggml_quantize
 from weightctl import open_weights
 
 if TYPE_CHECKING:

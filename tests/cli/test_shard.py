@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_checkpoints
+from commands import O_PROJ, TINY, asked, document, refusal
 from conftest import ROOT
-from shard_command import O_PROJ, TINY, asked, document, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

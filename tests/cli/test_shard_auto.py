@@ -6,7 +6,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
-from shard_command import TINY, asked, document, refusal
+from commands import TINY, asked, document, refusal
 from terminal import on_a_terminal
 from weightctl import open_weights, recognize, save
 from weightctl.dtype.spellings import parse_encoding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shard_command import O_PROJ, TINY, asked, refusal
+from commands import O_PROJ, TINY, asked, refusal
 from weightctl import open_weights
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid

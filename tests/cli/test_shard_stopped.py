@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from build import safetensors
-from shard_command import asked, document, refusal
+from commands import asked, document, refusal
 from weightctl.write.claims import find_journal
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.numpy import save_file
 
-from pages import of_class, parsed, text_of
+from reports import of_class, parsed, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

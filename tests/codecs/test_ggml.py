@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from each import each
-from oracles import ggml_needs_importance, ggml_quantize
+from llama_cpp import ggml_needs_importance, ggml_quantize
 from rows import (
     BLOCKS,
     COLUMNS,

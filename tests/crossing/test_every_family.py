@@ -15,8 +15,7 @@ import transformers
 from each import each, usual
 from family_cases import CASES, for_transformers, make_checkpoint, model_class, run_transformers
 from family_variants import FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
-from likelihoods import cosines, log_softmax, mean_divergence
-from llama_cpp import ask
+from llama_cpp import ask, cosines, log_softmax, mean_divergence
 from once import once
 from runs import executed
 from verdicts import assert_healthy, explain, report_on

@@ -27,9 +27,7 @@ import families
 import family_tokenizers
 from each import each, usual
 from family_tokenizers import TEXT, WHOLE
-from likelihoods import cosines, log_softmax, mean_divergence
-from llama_cpp import ask, generate
-from oracles import ggml_quantize
+from llama_cpp import ask, cosines, generate, ggml_quantize, log_softmax, mean_divergence
 from small_models import llama
 from weightctl import open_weights
 

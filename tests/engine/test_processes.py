@@ -14,8 +14,8 @@ import torch
 import joined_program
 from joined_program import WAIT, numbers
 from once import once, shared
+from rank_processes import torchrun
 from runs import executed
-from torchrun import torchrun
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType
 from weightctl.engine import processes

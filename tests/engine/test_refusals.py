@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine_graphs import CPU, F32, loaded, numbers, stack, stack_weights
-from lying_op import LYING, lying
+from watched_op import LYING, lying
 from weightctl import DeviceRef, DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError

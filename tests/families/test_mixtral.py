@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from transformers import MixtralConfig
 
-import expert_files
 import small_models
 from arrays import weights_of
 from runs import executed
@@ -56,7 +55,7 @@ def test_a_mixtral_as_transformers_has_it_in_memory(model: Any) -> None:
 def test_a_mixtral_in_gguf_is_a_llama_with_experts(
     is_stacked: bool, model: Any, tmp_path: Path
 ) -> None:
-    path = expert_files.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
+    path = small_models.write(tmp_path / "model.gguf", model, is_stacked=is_stacked)
     found = recognize(open_weights(path))
     assert (found.family.name, found.convention) == ("mixtral", "gguf")
     assert_same(found, model)
@@ -145,7 +144,7 @@ def test_counts_of_experts_that_cannot_be_are_refused(
 def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
     count: int, model: Any, tmp_path: Path
 ) -> None:
-    stored = open_weights(expert_files.write(tmp_path / "model.gguf", model))
+    stored = open_weights(small_models.write(tmp_path / "model.gguf", model))
     tensors = {name: node.data() for name, node in stored.items()}
     changed = stored.metadata | {"llama.expert_count": MetadataValue("u32", count)}
     with pytest.raises(ArchitectureError, match=r"ffn_gate_(exps|inp)"):

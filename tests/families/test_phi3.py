@@ -9,9 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 import small_models
-from gguf_models import in_gguf
 from runs import executed
-from small_models import checkpoint, logits, tokens_below
+from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl.errors import ArchitectureError
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.phi3 import FAMILY

@@ -10,9 +10,8 @@ from transformers import AutoConfig
 
 import small_models
 from arrays import weights_of
-from gguf_models import in_gguf
 from runs import executed
-from small_models import checkpoint, logits, tokens_below
+from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
 from weightctl.families.configs import from_hugging_face

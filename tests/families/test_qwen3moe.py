@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from transformers import Qwen3MoeConfig
 
-import expert_files
 import small_models
 from arrays import weights_of
 from runs import executed
@@ -51,7 +50,7 @@ def test_a_qwen3_with_experts_as_transformers_has_it_in_memory(model: Any) -> No
 
 
 def test_a_qwen3_with_experts_in_gguf(model: Any, tmp_path: Path) -> None:
-    found = recognize(open_weights(expert_files.write(tmp_path / "model.gguf", model)))
+    found = recognize(open_weights(small_models.write(tmp_path / "model.gguf", model)))
     assert (found.family.name, found.convention) == ("qwen3moe", "gguf")
     assert_same(found, model)
 

@@ -11,8 +11,8 @@ import pytest
 
 import parallel_program
 from parallel_program import Run
+from rank_processes import torchrun
 from runs import executed
-from torchrun import torchrun
 from weightctl import open_weights
 from weightctl.device import CPU
 from weightctl.errors import ShardingError

@@ -11,7 +11,7 @@ import pytest
 from arrays import weights_of
 from executing import execute
 from importances import imatrix_dat, imatrix_gguf
-from oracles import ggml_quantize
+from llama_cpp import ggml_quantize
 from rows import required
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from build import safetensors_of
-from oracles import ggml_quantize
+from llama_cpp import ggml_quantize
 from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, Weights, open_weights
 from weightctl.device import DeviceRef
 from weightctl.engine import InferenceSession

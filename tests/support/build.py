@@ -110,7 +110,6 @@ class Gguf(NamedTuple):
         values: Mapping[str, TypedValue] | Iterable[tuple[Text, TypedValue]] = (),
         alignment: int = 32,
     ) -> bytes:
-        """Return a whole file."""
         tensors = list(tensors)
         pairs = values.items() if isinstance(values, Mapping) else values
         header = self.header(tensors, pairs, alignment)

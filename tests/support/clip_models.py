@@ -14,7 +14,6 @@ class QuickGelu(nn.Module):
     """OpenAI's approximation of GELU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` times a sigmoid."""
         return x * torch.sigmoid(1.702 * x)
 
 
@@ -31,7 +30,6 @@ class ResidualBlock(nn.Module):
         self.mlp.add_module("c_proj", nn.Linear(inner, width))
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Return the output of the layer."""
         y = self.ln_1(x)
         x = x + self.attn(y, y, y, need_weights=False, attn_mask=mask)[0]
         return x + self.mlp(self.ln_2(x))

@@ -1,12 +1,8 @@
-"""The command line, run in the process of the test or in one of its own.
-
-A start of Python and its imports cost more than most commands do, so tests call `run_command`. What
-a process has to itself (signals, the state of modules, the moment it ends) is tested with
-`start_command`.
-"""
+"""The command line, run in the process of the test or in one of its own, and tensors of plans."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import runpy
@@ -17,15 +13,24 @@ import tempfile
 import traceback
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from weightctl.cli import main
+from weightctl.errors import WeightctlError
 from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import start_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from typer.testing import Result
+
+
+# The command line, run in the process of the test or in one of its own.
+# A start of Python and its imports cost more than most commands do, so tests call `run_command`.
+# What a process has to itself (signals, the state of modules, the moment it ends) is tested with
+# `start_command`.
 
 ROOT = Path(__file__).parents[2]
 Completed = subprocess.CompletedProcess[str]
@@ -99,7 +104,6 @@ def _run_main() -> NoReturn:
 
 
 def _end(function: Callable[[], int]) -> int:
-    """Return the exit code of a process with this main function."""
     try:
         return function()
     except SystemExit as done:
@@ -157,3 +161,32 @@ def _connected(number: int, name: str, file: IO[str]) -> Generator[None, None, N
     finally:
         os.dup2(before, number)
         os.close(before)
+
+
+# The command `shard` without the time that a process takes to start.
+
+TINY = ROOT / "fixtures" / "tiny-llama"
+O_PROJ = "model.layers.0.self_attn.o_proj.weight"
+
+
+def asked(*arguments: str | Path) -> Result:
+    """Return what becomes of the command, without the time that a process takes to start."""
+    from typer.testing import CliRunner
+
+    from weightctl.cli.shard import app
+
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    done = asked(*arguments, "--json")
+    assert done.exit_code == 0, done.exception
+    message: dict[str, Any] = json.loads(done.stdout)
+    return message
+
+
+def refusal(*arguments: str | Path) -> str:
+    """Return what the command says where it refuses something: the error and its hint."""
+    error = asked(*arguments).exception
+    assert isinstance(error, WeightctlError)
+    return str(error)

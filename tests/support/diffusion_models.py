@@ -162,7 +162,6 @@ def load_gguf(family: str, path: Path, directory: Path, monkeypatch: pytest.Monk
 
 
 def run(family: str, model: Any) -> torch.Tensor:
-    """Return the output of a step."""
     with torch.no_grad():
         return model(**MODELS[family].inputs(), return_dict=False)[0]
 

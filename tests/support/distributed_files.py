@@ -67,7 +67,6 @@ def load_with_torch(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor's elements."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

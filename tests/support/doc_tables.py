@@ -1,8 +1,4 @@
-"""The parts of the documentation that are generated from the program's tables.
-
-A page has them between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end of generated -->`.
-`python tests/test_docs.py` writes them.
-"""
+"""The tables of the documentation that are made from the code."""
 
 from __future__ import annotations
 
@@ -20,8 +16,7 @@ from typer.main import get_command
 
 from family_stand_ins import STAND_INS
 from own_models import OWN_TYPES
-from rule_tables import list_rules
-from verify_tables import describe_causes, describe_checks
+from weightctl.check import RULES
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
 from weightctl.codecs import can_decode
@@ -42,7 +37,62 @@ if TYPE_CHECKING:
 
     from weightctl.plan.recipe_lines import RecipeLine
 
-__all__ = ["update_tables"]
+
+# The table of rules of docs/check.md.
+# `python tests/test_docs.py check` writes it.
+
+
+def list_rules() -> str:
+    """Return the table of rules, with what `--fix` does."""
+    lines = [
+        "| rule | level | what it requires | if it is violated | `--fix` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, rule in RULES.items():
+        texts = " | ".join(map(_capitalize, (rule.about, rule.details, rule.fix)))
+        lines.append(f"| `{name}` | {rule.level.value} | {texts} |")
+    return "\n".join(lines)
+
+
+def _capitalize(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+# What docs/verify.md and `schemas/verify.json` say of the tables of checks and causes.
+# `python tests/test_docs.py` writes both.
+
+ROOT = Path(__file__).parent.parent.parent
+SCHEMA = ROOT / "weightctl" / "schemas" / "verify.json"
+
+_NAMES = re.compile(r'(?<="description": "A stable name: ).*(?=, or another\.",)')
+_CHECKS = re.compile(r'(?<="propertyNames": \{"enum": \[).*(?=\]\})')
+_FIGURES = re.compile(r'(?<="anyOf": \[\n {12}\{"type": "null"\},\n).*?(?=\n {10}\])', re.DOTALL)
+
+
+def describe_checks() -> dict[str, str]:
+    return {name: check.details for name, check in CHECKS.items()}
+
+
+def describe_causes() -> dict[str, str]:
+    note = "; a note, not a problem, unless `--max-rmse` is given"
+    return {
+        name: cause.sentence + (note if cause.computes_the_same else "")
+        for name, cause in CAUSES.items()
+    }
+
+
+def update_schema(page: str) -> str:
+    """Return the schema with the names of checks and causes as they are now."""
+    measured = [name for name, check in CHECKS.items() if check.figures is not None]
+    references = ",\n".join(f'            {{"$ref": "#/$defs/{name}"}}' for name in measured)
+    page = _NAMES.sub(", ".join(CAUSES), page)
+    page = _CHECKS.sub(", ".join(f'"{name}"' for name in CHECKS), page)
+    return _FIGURES.sub(references, page)
+
+
+# The parts of the documentation that are generated from the program's tables.
+# A page has them between `<!-- generated: NAME ARGUMENTS -->` and `<!-- end of generated -->`.
+# `python tests/test_docs.py` writes them.
 
 _BLOCK = re.compile(
     r"(?P<begin>^<!-- generated: (?P<name>[a-z-]+)(?P<arguments>(?: \S+)*) -->\n).*?"
@@ -69,8 +119,6 @@ _CASES = Path(__file__).parents[1] / "crossing" / "cases"
 
 
 def update_tables(page: str) -> str:
-    """Return a page with its generated parts updated."""
-
     def renew(match: re.Match[str]) -> str:
         name, arguments = match["name"], match["arguments"].split()
         made = _list_errors(page) if name == "errors" else _TABLES[name](*arguments)
@@ -239,7 +287,6 @@ def _list_missing_judges() -> str:
 
 
 def _read_cases(family: str) -> list[dict[str, Any]]:
-    """Return the models of a family that the tests compare."""
     cases: list[dict[str, Any]] = json.loads((_CASES / f"{family}.json").read_text())
     return cases
 

@@ -99,6 +99,5 @@ def loaded(graph: Graph, registry: Any = None, **options: Any) -> LoadedGraph:
 
 
 def ran(graph: Graph, *inputs: Any, registry: Any = None, **options: Any) -> Array:
-    """Return the first output of a graph."""
     found: Array = executed(graph, *inputs, weights=registry, **options)[0]
     return found

@@ -175,7 +175,6 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
 
 
 def model_class(case: FamilyCase) -> Any:
-    """Return the class by which transformers loads the models of a case."""
     family = FAMILIES[case.family].load()
     if family.config.endswith("EncoderConfig"):
         return transformers.AutoModel
@@ -282,7 +281,6 @@ def _find_embedding_scale(config: Any) -> float:
 
 
 def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
-    """Return the standard deviation of a matrix's values."""
     if "embed_tokens_per_layer" in name:
         return 0.1
     if re.search(r"embed|wte|wpe|lm_head|^shared\.", name) and len(shape) == 2:
@@ -297,7 +295,6 @@ def _deviation(name: str, shape: Any, *, is_tied: bool) -> float:
 
 
 def _amplify(model: Any, head: Any, times: float, *, is_tied: bool) -> None:
-    """Multiply the logits of a model by way of its weights."""
     if not is_tied:
         head.weight.mul_(times)
         if head.bias is not None:

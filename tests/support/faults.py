@@ -67,7 +67,6 @@ class Files:
         return any(each.module == module for each in self.model.family.tensors(self.model.config))
 
     def modules(self, prefix: str) -> list[str]:
-        """Return the tensors of a part."""
         names = self.model.family.tensors(self.model.config)
         return [each.module for each in names if each.module.startswith(prefix)]
 
@@ -134,7 +133,6 @@ class Files:
 
 
 def read(source: Path) -> Files:
-    """Return a checkpoint that is whole."""
     weights = open_weights(source)
     is_directory = source.is_dir()
     return Files(
@@ -634,7 +632,6 @@ def _swap_projections(files: Files) -> tuple[str, ...]:
 
 
 def _part_gates(rows: Array) -> Array:
-    """Put the queries of all heads before their gates."""
     return rows.reshape(4, 2, -1, rows.shape[1]).swapaxes(0, 1).reshape(rows.shape)
 
 
@@ -869,7 +866,6 @@ _EXPERT = "mlp.experts.1."
 
 
 def _stacked(part: str, cause: str | None, change: Callable[[Array], Array]) -> BlockFault:
-    """Return the fault that changes the tensor with all experts of a layer."""
     return change_part(f"{_EXPERT}{part}", cause, change)
 
 

@@ -59,7 +59,6 @@ def hub(no_hub: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 @pytest.fixture
 def hub_model(hub: HubServer, tiny_llama: Path) -> HubServer:
-    """Run a Hub that has the model `org/tiny-llama`."""
     put_directory(hub, MODEL, tiny_llama)
     return hub
 

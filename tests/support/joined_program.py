@@ -50,7 +50,6 @@ def ran(
 
 
 def numbers(*shape: int, rank: int, dtype: Any = np.float32) -> Array:
-    """Return numbers that are another rank's on another rank."""
     return np.random.default_rng(rank).standard_normal(shape, np.float32).astype(dtype)
 
 

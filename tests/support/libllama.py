@@ -160,7 +160,6 @@ class Model:
         return list(room[:count])
 
     def ends(self) -> list[int]:
-        """Return the tokens at which generation ends."""
         count = self._lib.llama_vocab_n_tokens(self._vocabulary)
         return [
             token for token in range(count) if self._lib.llama_vocab_is_eog(self._vocabulary, token)

@@ -69,7 +69,6 @@ def adapt(folder: Path, model: Any, **settings: Any) -> AdaptedModel:
 
 
 def load_with_peft(base: Path, adapter: Path) -> Any:
-    """Return a Llama with an adapter that PEFT has merged into it."""
     from peft import PeftModel
 
     with warnings.catch_warnings():

@@ -122,7 +122,6 @@ def _make(form: MtpCase, directory: Path, into: Path) -> None:
 def _list_shapes(
     form: MtpCase, stored: dict[str, NDArray[np.float32]], number: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of a layer."""
     rows, hidden = next(each.shape for name, each in stored.items() if "embed" in name)
     found: dict[str, tuple[int, ...]] = {}
     for layer, is_mlp in ((form.attention, False), (form.mlp, True)):

@@ -90,7 +90,6 @@ _HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.25, 0.5]}
 
 
 def _qwen(model_type: str, family: str, text: dict[str, Any], vision: dict[str, Any]) -> Multimodal:
-    """Return a case of one of Qwen's models."""
     return Multimodal(
         model_type,
         {"rope_parameters": _SECTIONS, **text},
@@ -381,7 +380,6 @@ def _transpose_experts(path: Path) -> None:
 
 
 def make_tokenizer(*tokens: str) -> Any:
-    """Return a tokenizer that has these tokens."""
     made = byte_level(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", *tokens, first="<|begin_of_text|>")
     made.add_tokens([AddedToken("\n\n", normalized=False)])
     return PreTrainedTokenizerFast(
@@ -471,5 +469,4 @@ def encode_speech_in_transformers(
 
 
 def _class(config: Any) -> Any:
-    """Return the class of the whole model."""
     return getattr(transformers, _CLASSES[config.model_type])

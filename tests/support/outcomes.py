@@ -66,7 +66,6 @@ KINDS = {
 def random_weights(
     tensors: int = 8, rows: int = 256, columns: int = 1024, seed: int = 7
 ) -> Weights:
-    """Return matrices of random float32."""
     numbers = np.random.default_rng(seed)
     names = [f"layers.{number}.weight" for number in range(tensors)]
     return as_checkpoint(

@@ -140,7 +140,6 @@ def gguf_with(directory: Path, tensors: Mapping[str, tuple[str, NDArray[np.uint8
 
 
 def plan_of(source: Path, quant: str, **options: Any) -> Plan:
-    """Return the plan of a conversion to a scheme."""
     return weightctl.convert(
         source, source.parent / "planned", quant=quant, dry_run=True, **options
     ).plan

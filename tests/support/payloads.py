@@ -41,18 +41,15 @@ BUILD = b"b"
 
 
 def text(content: str) -> bytes:
-    """Push a text."""
     raw = content.encode("utf-8", "surrogatepass")
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
 def blob(content: bytes) -> bytes:
-    """Push bytes."""
     return b"B" + len(content).to_bytes(4, "little") + content
 
 
 def integer(number: int) -> bytes:
-    """Push an integer."""
     if 0 <= number < 256:
         return b"K" + bytes([number])
     raw = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
@@ -71,7 +68,6 @@ def stacked(module: str, name: str) -> bytes:
 
 
 def many(*pushed: bytes) -> bytes:
-    """Push a tuple."""
     return MARK + b"".join(pushed) + TUPLE
 
 
@@ -263,7 +259,6 @@ def _signed_tar() -> Container:
 
 
 def _zfile(raw: bytes) -> bytes:
-    """Return what joblib wrote until 0.10."""
     return b"ZF" + hex(len(raw)).encode().ljust(19) + zlib.compress(raw)
 
 
@@ -386,7 +381,6 @@ def torch_zip(pickle: bytes, *members: Entry, **lies: object) -> bytes:
 
 
 def data(key: str = "0", content: bytes = bytes(16), **lies: object) -> Entry:
-    """Return the member of a storage."""
     return Entry(f"m/data/{key}", content, **lies)  # type: ignore[arg-type]
 
 
@@ -632,7 +626,6 @@ def _name(number: int) -> bytes:
 
 
 def _kept(value: bytes, again: bytes, n: int, before: bytes = b"") -> bytes:
-    """Return a dict of `n` values that are made from one that is written once."""
     pairs = b"".join(_name(number) + again for number in range(n))
     return whole(before + value + put(0) + b"0" + b"}(" + pairs + b"u")
 
@@ -642,7 +635,6 @@ def _long(n: int) -> bytes:
 
 
 def _all(n: int, element: bytes = NONE) -> bytes:
-    """Push a tuple of `n` elements."""
     return MARK + element * n + b"t"
 
 
@@ -953,7 +945,6 @@ sequences: SearchStrategy[bytes] = st.lists(st.sampled_from(PIECES), max_size=24
 
 
 def opcodes(raw: bytes) -> list[bytes]:
-    """Return a pickle opcode by opcode."""
     places = [place or 0 for _, _, place in pickletools.genops(raw)]
     # The last of them, behind which a file may go on, has no argument.
     return [raw[a:b] for a, b in zip(places, [*places[1:], places[-1] + 1], strict=True)]

@@ -1,7 +1,4 @@
-"""Processes that share an output with `--on ranks`; as a program, this is one of them.
-
-The program gets its work as JSON, and prints what it has done as JSON.
-"""
+"""Processes that work together: ranks of an output, and programs of torchrun."""
 
 from __future__ import annotations
 
@@ -11,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["end_ranks", "errors_of", "run_ranks", "start_rank"]
+
+# Processes that share an output with `--on ranks`; as a program, this is one of them.
+# The program gets its work as JSON, and prints what it has done as JSON.
 
 _SUPPORT = os.path.dirname(os.path.abspath(__file__))
 
@@ -165,3 +165,34 @@ def _kill_at_end(place: str) -> None:
 
 if __name__ == "__main__":
     print(json.dumps(_work(json.loads(sys.argv[1]))))
+
+
+# Programs that torchrun runs in several processes, none of which outlives its test.
+
+# Seconds: more than any takes on a busy machine, and than torchrun takes to end its processes.
+LIMIT, END = 120, 60
+
+
+def torchrun(program: Path, processes: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a program in so many processes that meet on a free port, each with one thread."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(processes), str(program), *map(str, arguments),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as started:
+        try:
+            out, err = started.communicate(timeout=LIMIT)
+        except BaseException:
+            # Its processes are in sessions of their own; it alone knows them.
+            started.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                started.wait(END)
+            started.kill()
+            raise
+    return subprocess.CompletedProcess(command, started.returncode, out, err)

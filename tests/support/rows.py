@@ -148,7 +148,6 @@ def encoded(codec: Codec, encoding: str, rows: F32, importance: F32 | None = Non
 
 
 def decoded(codec: Codec, encoding: str, blocks: U8) -> F32:
-    """Return the numbers of rows of blocks."""
     kind = ENCODINGS[encoding]
     out = np.full((len(blocks), blocks.shape[1] // kind.size * kind.block), np.nan, np.float32)
     codec.decode(blocks, out)

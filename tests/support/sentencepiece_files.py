@@ -28,7 +28,6 @@ def varint(value: int) -> bytes:
 
 
 def number(key: int, value: int) -> bytes:
-    """Return a field that is an integer."""
     return varint(key << 3) + varint(value)
 
 

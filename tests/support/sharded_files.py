@@ -70,7 +70,6 @@ def write_whole(path: Path, format_name: str, contents: Contents, metadata: Meta
 
 
 def bytes_for(info: TensorInfo, seed: int = 0) -> bytes:
-    """Return random bytes for a tensor."""
     return np.random.default_rng([seed, *info.name.encode()]).bytes(info.nbytes)
 
 
@@ -137,7 +136,6 @@ def write_shards(plan: ShardPlan, out: Path) -> Path:
 
 
 def manifest_of(plan: ShardPlan, files: Iterable[RankFile]) -> Manifest:
-    """Return the manifest for the files of a plan."""
     tensors = {name: plan.source.header.tensors[name] for name in plan.shardings}
     return Manifest(
         plan.layout, plan.format, plan.grid, UNKNOWN, tensors, plan.shardings, plan.tied,
@@ -179,7 +177,6 @@ def _indices(cut: Cut, block: int) -> np.ndarray[Any, Any]:
 
 
 def whole_bytes(source: Source, name: str) -> bytes:
-    """Return all bytes of a tensor."""
     raw = bytearray(source.header.extents[name].nbytes)
     source.read_into(name, 0, memoryview(raw))
     return bytes(raw)
@@ -208,7 +205,6 @@ def write_document(document: Any, directory: Path) -> Path:
 
 
 def contents_of(path: Path) -> dict[str, tuple[TensorInfo, bytes]]:
-    """Return the description and the bytes of each tensor of a checkpoint."""
     source = open_weights(path).source
     return {name: (info, whole_bytes(source, name)) for name, info in source.header.tensors.items()}
 
@@ -291,7 +287,6 @@ def layers(directory: Path, seed: int = 1, count: int = 8) -> Path:
 
 
 def cut(source: Path, ranks: int = 2) -> ShardPlan:
-    """Plan to cut a checkpoint by rows."""
     return plan_of(open_weights(source), Grid(ranks))
 
 

@@ -1,4 +1,4 @@
-"""Small models created with transformers, and written as other tools write them."""
+"""Small models of transformers, in float32, and written as other tools write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from arrays import weights_of
 from tiny import SMALL
+from weightctl import WeightData
 from weightctl.families import recognize
+from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.families import RecognizedModel
+
+
+# Small models created with transformers, and written as other tools write them.
 
 Arrays = dict[str, "NDArray[Any]"]
 
@@ -71,7 +77,6 @@ def tokens_below(vocabulary: int, *shape: int) -> NDArray[np.int64]:
 
 
 def logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the logits of a model, in float32."""
     with torch.inference_mode():
         return model(torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
 
@@ -146,3 +151,104 @@ def _for_gguf(name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
     if re.search(r"\.c_(attn|proj|fc)\.weight$", name):
         return array.T
     return array
+
+
+# Small models as GGUF has them whose rotations are not interleaved, in memory.
+
+_TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
+
+
+def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -> RecognizedModel:
+    """Return a model of transformers' by the names and keys of llama.cpp's script.
+
+    `tensors` are others, by GGUF's names, and `more` other keys, without the architecture and with
+    `__` for a dot.
+    """
+    config = model.config
+    kind, count = config.model_type, config.num_hidden_layers
+    values = {
+        "block_count": count,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(np.float32(config.rms_norm_eps)),
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    } | {name.replace("__", "."): value for name, value in more.items()}
+    metadata = {f"{kind}.{name}": MetadataValue(_TYPES[type(v)], v) for name, v in values.items()}
+    metadata["general.architecture"] = MetadataValue("string", kind)
+    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    table = gguf.get_tensor_name_map(arch, count)
+    renamed = {
+        table.get_name(name, (".weight", ".bias")) or "": array
+        for name, array in arrays(model).items()
+    } | (tensors or {})
+    data = {name: WeightData.from_numpy(array, name) for name, array in renamed.items()}
+    return recognize(as_checkpoint(data, metadata))
+
+
+# Small mixtures of experts as GGUF files, by the names and keys of gguf's own writer.
+
+
+def write(path: Path, model: Any, *, is_stacked: bool = True) -> Path:
+    """Write a Mixtral or a Qwen3 as llama.cpp's script does, or with each expert by itself."""
+    config = model.config
+    is_llama = config.model_type == "mixtral"
+    kind = gguf.MODEL_ARCH.LLAMA if is_llama else gguf.MODEL_ARCH.QWEN3MOE
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if is_llama:
+        writer.add_vocab_size(config.vocab_size)
+    else:
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, array in _stacked(arrays(model)).items():
+        renamed = table.get_name(name, (".weight",))
+        assert renamed is not None
+        heads = _rotated_heads(name, config) if is_llama else 0
+        values = rope_rows(array, heads) if heads else array
+        parts = {renamed: values} if is_stacked else _apart(renamed, values)
+        for part, numbers in parts.items():
+            writer.add_tensor(part, np.ascontiguousarray(numbers))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _rotated_heads(name: str, config: Any) -> int:
+    if ".q_proj." in name:
+        return config.num_attention_heads
+    return config.num_key_value_heads if ".k_proj." in name else 0
+
+
+def _stacked(tensors: Arrays) -> Arrays:
+    found: Arrays = {}
+    for name, array in tensors.items():
+        stem = name.removesuffix("gate_up_proj")
+        if stem != name:
+            gate, up = np.split(array, 2, 1)
+            found |= {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+        else:
+            found[name.replace("experts.down_proj", "experts.down_proj.weight")] = array
+    return found
+
+
+def _apart(name: str, array: Any) -> Arrays:
+    stem = name.removesuffix("_exps.weight")
+    if stem == name:
+        return {name: array}
+    return {f"{stem}.{number}.weight": expert for number, expert in enumerate(array)}

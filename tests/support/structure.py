@@ -44,7 +44,6 @@ _SHORT = 60
 
 @cache
 def parse_modules(package: Path) -> dict[str, tuple[Path, ast.Module]]:
-    """Return the modules of a package by their dotted names."""
     found: dict[str, tuple[Path, ast.Module]] = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -105,7 +104,6 @@ def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:
 
 
 def list_importers(modules: dict[str, tuple[Path, ast.Module]]) -> dict[str, set[str]]:
-    """Return the modules that import each module."""
     importers: dict[str, set[str]] = defaultdict(set)
     for name, (_, tree) in modules.items():
         for node in ast.walk(tree):

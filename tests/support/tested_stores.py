@@ -255,7 +255,6 @@ def _azure(
 
 
 def connection_string(base: str) -> str:
-    """Return the connection string of the emulator at a URL."""
     fields = {
         "DefaultEndpointsProtocol": "http",
         "AccountName": AZURE_ACCOUNT,

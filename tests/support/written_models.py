@@ -49,7 +49,6 @@ def small_llama() -> str:
 
 
 def convert(source: str | Path, target: Path, quant: str, **options: Any) -> Conversion:
-    """Convert a model, and return the conversion."""
     return weightctl.convert(source, target, quant=quant, **options)
 
 
@@ -63,11 +62,9 @@ def values(tree: Weights) -> dict[str, torch.Tensor]:
 
 
 def values_in(directory: str | Path) -> dict[str, torch.Tensor]:
-    """Return the values of a checkpoint."""
     return values(weightctl.open_weights(directory))
 
 
 def relative_error(made: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the relative RMSE of values."""
     difference = (made - wanted).double()
     return float((difference.square().sum() / wanted.double().square().sum()).sqrt())

@@ -15,7 +15,7 @@ from weightctl.verify.figures import ForwardFigures
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
 
 WINDOW = 256
 # Of what is computed in float32 by both, in another order.

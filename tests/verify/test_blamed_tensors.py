@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from crossing_fixtures import Models
     from families import Made
-    from healthy_models import Models
 
 
 def texts(path: Path, reference: Path) -> dict[str | None, str]:

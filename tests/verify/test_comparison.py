@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from subjects import Subject
-from verdicts import report_on
+from verdicts import Subject, report_on
 from weightctl.cli import app
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, verify

@@ -25,7 +25,7 @@ from weightctl.weights.steps.numbers import AsFloat32, numbers_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
 
 
 NUMBERS = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)

@@ -15,7 +15,7 @@ from weightctl.verify.figures import ForwardFigures
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
     from weightctl.verify import Report
 
 TOKENS = tuple(range(5, 69))

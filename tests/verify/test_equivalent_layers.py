@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import families
+    from crossing_fixtures import Models
     from faults import Files
-    from healthy_models import Models
 
     Family = Callable[[str], families.Made]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import faults
+from crossing_fixtures import SMALL
 from faults import APPLY, FAULTS, inject
-from healthy_models import SMALL
 from verdicts import assert_named, explain, names, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from crossing_fixtures import Models
     from faults import Injected
-    from healthy_models import Models
     from weightctl.verify import Report
 
 CASES = [(model, fault) for model in SMALL for fault in APPLY[model]]

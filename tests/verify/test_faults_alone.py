@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import faults
+from crossing_fixtures import SMALL
 from faults import inject
-from healthy_models import SMALL
 from verdicts import assert_healthy, assert_named, explain, report_on
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
 
 # As tool's mistakes show in numbers, tensors and the config; and for which models.
 FOUND = [

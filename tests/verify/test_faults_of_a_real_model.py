@@ -13,7 +13,7 @@ from verdicts import assert_healthy, assert_named, explain, report_on
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
 
 pytestmark = pytest.mark.real
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import small_models
-from subjects import forward, saved
+from verdicts import forward, saved
 from weightctl.verify import Request, Subject, verify
 
 if TYPE_CHECKING:

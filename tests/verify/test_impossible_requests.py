@@ -8,7 +8,7 @@ import pytest
 
 import family_tokenizers
 import small_models
-from subjects import forward, saved
+from verdicts import forward, saved
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import stored, weights_of
-from subjects import forward
+from verdicts import forward
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast

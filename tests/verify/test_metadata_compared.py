@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
     from weightctl.verify import Report
 
 RECIPES = ("Q2_K", "Q3_K_L", "Q4_K_M", "Q5_K_S", "IQ4_NL", "TQ1_0")

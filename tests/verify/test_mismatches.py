@@ -10,8 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import small_models
-from subjects import saved
-from verdicts import explain, report_on
+from verdicts import explain, report_on, saved
 from weightctl.cli import app
 from weightctl.cli.verdict import verdict
 from weightctl.verify import Request, verify

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import families
-from healthy_models import CONVERSIONS, SMALL
+from crossing_fixtures import CONVERSIONS, SMALL
 from verdicts import assert_healthy, report_on
 from weightctl.verify import CHECKS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
 
 
 @pytest.mark.parametrize(

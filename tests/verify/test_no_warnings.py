@@ -9,7 +9,7 @@ import pytest
 
 import small_models
 from arrays import weights_of
-from subjects import saved
+from verdicts import saved
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus

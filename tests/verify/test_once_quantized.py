@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import families
 from arrays import stored
-from healthy_models import SMALL
+from crossing_fixtures import SMALL
 from verdicts import report_on
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from healthy_models import Models
+    from crossing_fixtures import Models
     from weightctl.verify import Problem
 
     Arrays = dict[str, Any]

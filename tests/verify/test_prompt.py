@@ -11,7 +11,7 @@ import tokenizers
 
 import family_tokenizers
 import small_models
-from subjects import forward, saved
+from verdicts import forward, saved
 from weightctl.errors import ConversionError, TokenizerError
 from weightctl.verify import Request, Subject
 from weightctl.verify.run.prompt import MOST_WINDOWS, WINDOW, Prompt, make_prompt

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages import Rendered
-from reports import HOSTILE, MADE, faulty, hostile, report, tensor
+from reports import HOSTILE, MADE, Rendered, faulty, hostile, report, tensor
 from weightctl.verify.figures import Activation, ForwardFigures, ValuesFigures
 from weightctl.verify.report.markdown import render_page
 from weightctl.verify.results import Explanation, Problem, Result

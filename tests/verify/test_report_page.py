@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages import of_class, page_of, parsed, section, text_of
-from reports import MADE, faulty, report, tensor
+from reports import MADE, faulty, of_class, page_of, parsed, report, section, tensor, text_of
 from weightctl.verify.figures import Activation, ForwardFigures, NextToken, ValuesFigures
 from weightctl.verify.report.html import render_page
 from weightctl.verify.results import Explanation, Problem, Result

@@ -11,8 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pages import of_class, page_of, pictures, section, text_of
-from reports import MADE, against, encoder, experts, faulty, norm, report, tensor, unknown_family
+from reports import (
+    MADE,
+    against,
+    encoder,
+    experts,
+    faulty,
+    norm,
+    of_class,
+    page_of,
+    pictures,
+    report,
+    section,
+    tensor,
+    text_of,
+    unknown_family,
+)
 from weightctl.page.markup import make_axis
 from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.ranking import sort_worst_first

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import faults
-from verify_tables import SCHEMA, update_schema
+from doc_tables import SCHEMA, update_schema
 from weightctl.system.registry import load
 from weightctl.verify import CHECKS, Check, Explanation, Problem, Report, Request, Result, Subject
 from weightctl.verify import verify as run_checks
@@ -24,7 +24,7 @@ from weightctl.verify.report.json_document import make_document
 from weightctl.verify.report.markdown import render_page
 
 if TYPE_CHECKING:
-    from healthy_models import Models
+    from crossing_fixtures import Models
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairing import Pair, Pairing
 

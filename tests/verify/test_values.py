@@ -9,7 +9,7 @@ import pytest
 
 import small_models
 from arrays import stored
-from subjects import saved
+from verdicts import saved
 from weightctl.cli import app
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check

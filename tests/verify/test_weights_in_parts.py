@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import small_models
-from subjects import saved
+from verdicts import saved
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from build import Gguf, Tensor, safetensors_of
-from oracles import ggml_quantize
+from llama_cpp import ggml_quantize
 from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weights, open_weights
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim

@@ -51,7 +51,6 @@ class OpenFile:
 
     @classmethod
     def of(cls, path: str) -> OpenFile:
-        """Return the file at a path, open for reading."""
         self = cls.__new__(cls)
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return self
@@ -98,12 +97,10 @@ class Blob:
 
     @classmethod
     def of(cls, content: Blob | Buffer) -> Blob:
-        """Return the content as a blob."""
         return content if isinstance(content, Blob) else cls([content])
 
     @classmethod
     def of_file(cls, path: str) -> Blob:
-        """Return the bytes of the file at a path."""
         file = OpenFile.of(path)
         return cls([FileChunk(file, 0, os.fstat(file.number).st_size)])
 
@@ -119,7 +116,6 @@ class Blob:
         return b"".join(self.views())
 
     def cut(self, start: int, stop: int) -> Blob:
-        """Return the bytes from `start` up to `stop`."""
         found = list[Chunk]()
         at = 0
         for chunk in self.chunks:
@@ -260,7 +256,6 @@ class Response:
 
 
 def answer_json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return an answer whose body is JSON."""
     headers = {"Content-Type": "application/json; charset=utf-8"} | (headers or {})
     return Response(status, headers, Blob.of(json.dumps(content).encode()))
 
@@ -419,7 +414,6 @@ class Action:
         return request
 
     def after(self, response: Response) -> Response:
-        """Return the response as it is to be sent."""
         return response
 
 
@@ -624,7 +618,6 @@ class Exchange:
 
     @property
     def range(self) -> str | None:
-        """The Range header of the request."""
         return self.headers.get("range")
 
 
@@ -672,17 +665,14 @@ class Server:
 
     @property
     def requests(self) -> int:
-        """The number of requests in the log."""
         return len(self.log)
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes of all bodies of answers."""
         return sum(each.sent for each in list(self.log))
 
     @property
     def bytes_received(self) -> int:
-        """The bytes of all bodies of requests."""
         return sum(each.received for each in list(self.log))
 
     def exchanges(self, method: str | None = None, path: str = "") -> list[Exchange]:
@@ -996,7 +986,6 @@ class ForwardingServer(Server):
         self.upstream = port
 
     def answer(self, request: Request) -> Response:
-        """Return the answer of the other server."""
         headers = {k: v for k, v in request.headers.items() if k not in _OF_CONNECTION}
         upstream = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
         try:
@@ -1071,7 +1060,6 @@ class PlainServer(Server):
             del self._objects["/" + path.lstrip("/")]
 
     def answer(self, request: Request) -> Response:
-        """Answer GET and HEAD."""
         if request.method not in {"GET", "HEAD"}:
             raise RefusedError(405, "MethodNotAllowed", "", {"Allow": "GET, HEAD"})
         if self.token is not None:

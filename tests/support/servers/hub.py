@@ -112,7 +112,6 @@ class HubRepository:
         return oid
 
     def tree(self, revision: str = "main") -> Tree:
-        """Return the files of a revision by path."""
         return self.commits[self.resolve(revision)]
 
     def put(
@@ -236,7 +235,6 @@ class XetStore:
         return next((hash_ for hash_, digest in self._files() if digest == sha256), None)
 
     def get(self, xet_hash: str, size: int) -> Blob:
-        """Return the bytes of a file."""
         import hf_xet
 
         with tempfile.TemporaryDirectory(dir=self.directory) as directory:
@@ -361,7 +359,6 @@ class HubServer(Server):
         return super().start()
 
     def stop(self) -> None:
-        """Stop both servers."""
         self.links.stop()
         super().stop()
 
@@ -385,7 +382,6 @@ class HubServer(Server):
         return answer_json({"error": refusal.message}, refusal.status, headers | refusal.headers)
 
     def answer(self, request: Request) -> Response:
-        """Answer a request for the API or for a file."""
         user = self.user_of(request)
         # A slash within a revision or a file name is encoded, or is a segment of its own.
         segments = [unquote(each) for each in request.target.partition("?")[0][1:].split("/")]
@@ -531,7 +527,6 @@ def _check_gate(repository: HubRepository, user: HubUser | None) -> None:
 
 
 def create_repository(server: HubServer, request: Request, user: HubUser | None) -> Response:
-    """Answer the creation of a repository: 409 if there is one."""
     owner = check_writer(user)
     asked = _parsed(bytes(request.body))
     name = f"{asked.get('organization') or owner.name}/{asked['name']}"

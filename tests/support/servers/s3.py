@@ -178,7 +178,6 @@ class Bucket:
         return Page(keys, prefixes, None)
 
     def begin(self, key: str, headers: dict[str, str]) -> Upload:
-        """Begin an upload in parts."""
         upload = Upload(uuid.uuid4().hex, key, dict(headers))
         with self._lock:
             self.uploads[upload.id] = upload
@@ -239,7 +238,6 @@ class Bucket:
         return stored
 
     def abort(self, upload: Upload) -> None:
-        """Remove an upload and its parts."""
         with self._lock:
             self.uploads.pop(upload.id, None)
 
@@ -267,7 +265,6 @@ def document(
 
 
 def error(request: Request, refusal: RefusedError) -> Response:
-    """Return an error as S3 writes it."""
     content: Content = [
         ("Code", refusal.code),
         ("Message", refusal.message),
@@ -294,7 +291,6 @@ def text(element: ET.Element, name: str) -> str:
 
 
 def children(element: ET.Element, name: str) -> Iterable[ET.Element]:
-    """Return the children of a name in any namespace."""
     return element.findall(f"{{*}}{name}")
 
 
@@ -420,12 +416,10 @@ class S3Server(Server):
         self.buckets = dict[str, Bucket]()
 
     def create_bucket(self, name: str, **options: Any) -> Bucket:
-        """Create a bucket, with the options of `Bucket`."""
         with self.lock:
             return self.buckets.setdefault(name, Bucket(name, **options))
 
     def refuse(self, request: Request, refusal: RefusedError) -> Response:
-        """Return an error as S3 writes it."""
         return error(request, refusal)
 
     def answer(self, request: Request) -> Response:
@@ -470,8 +464,6 @@ class S3Server(Server):
         return {"ETag": str(stored.etag)}
 
     def answer_object(self, request: Request, bucket: Bucket, key: str) -> Response:
-        """Answer a request for an object."""
-
         def check(present: StoredObject | None) -> None:
             self.check_write(request, present)
 
@@ -671,7 +663,6 @@ def _delete_objects(request: Request, bucket: Bucket) -> Response:
 
 
 def create(bucket: Bucket, key: str, request: Request) -> Response:
-    """Answer CreateMultipartUpload."""
     upload = bucket.begin(key, request.headers)
     return document(
         "InitiateMultipartUploadResult",
@@ -680,7 +671,6 @@ def create(bucket: Bucket, key: str, request: Request) -> Response:
 
 
 def put_part(bucket: Bucket, key: str, request: Request) -> Response:
-    """Answer UploadPart."""
     upload = bucket.upload(key, request.query["uploadId"])
     part = bucket.put_part(upload, _number(request), request.body)
     return Response(200, {"ETag": f'"{part.etag}"'})
@@ -701,7 +691,6 @@ def complete(
     check: Check,
     headers: Callable[[StoredObject], dict[str, str]],
 ) -> Response:
-    """Answer CompleteMultipartUpload."""
     upload = bucket.upload(key, request.query["uploadId"])
     listed = [
         (int(text(part, "PartNumber")), text(part, "ETag").strip('"'))
@@ -718,7 +707,6 @@ def complete(
 
 
 def abort(bucket: Bucket, key: str, request: Request) -> Response:
-    """Answer AbortMultipartUpload."""
     bucket.abort(bucket.upload(key, request.query["uploadId"]))
     return Response(204)
 
@@ -838,7 +826,6 @@ class GCSServer(S3Server):
             raise RefusedError(412, "PreconditionFailed", f"the generation is {generation}")
 
     def headers_of(self, stored: StoredObject) -> dict[str, str]:
-        """Return the ETag and the generation."""
         return {"ETag": str(stored.etag), "x-goog-generation": str(stored.generation)}
 
     def answer_object(self, request: Request, bucket: Bucket, key: str) -> Response:
