@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from each import each
 from verdicts import Subject, report_on
 from weightctl.cli import app
 from weightctl.errors import ConversionError
@@ -144,8 +145,8 @@ def test_numbers_that_are_not_finite_are_an_infinite_difference(
     assert difference.text.startswith("relative RMSE infinite")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@each(
+    "options, message",
     [
         ({"reference": None}, "--compare needs a second checkpoint"),
         ({"max_rmse": 0.1}, "--compare and --max-rmse are both given"),

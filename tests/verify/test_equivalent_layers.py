@@ -7,20 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+import families
 import faults
-from faults import heads_permuted, of, swapped_rows, units_permuted
-from verdicts import assert_healthy, explain, report_on
+from arrays import stored
+from crossing_fixtures import SMALL
+from each import each, usual
+from faults import Injected, heads_permuted, inject, of, swapped_rows, units_permuted
+from verdicts import assert_healthy, assert_named, explain, report_on
+from weightctl.dtype import ENCODINGS
+from weightctl.verify import Request, Subject
+from weightctl.verify.checks.values import check
+from weightctl.verify.compare.distance import PairSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import families
     from crossing_fixtures import Models
     from faults import Files
+    from weightctl.verify import Problem
 
     Family = Callable[[str], families.Made]
+    Arrays = dict[str, Any]
+
 
 MODEL = "tiny-llama"
 SAME = "the model computes the same"
@@ -60,8 +71,8 @@ def all_units(prefix: str, files: Files, layer: int) -> None:
         files.put(module, rows.T if is_turned else rows)
 
 
-@pytest.mark.parametrize("form", ["directory", "gguf"])
-@pytest.mark.parametrize(("permute", "text"), [(units_permuted, UNITS), (heads_permuted, HEADS)])
+@each("form", ["directory", "gguf"])
+@each("permute, text", [(units_permuted, UNITS), (heads_permuted, HEADS)])
 def test_of_a_llama(
     permute: Callable[..., Any], text: str, form: str, healthy: Models, tmp_path: Path
 ) -> None:
@@ -71,8 +82,8 @@ def test_of_a_llama(
     assert_noted(path, healthy(MODEL), text)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
-@pytest.mark.parametrize("permute", [units_permuted, heads_permuted])
+@each("kind", ["Q8_0", "Q4_K"])
+@each("permute", [units_permuted, heads_permuted])
 def test_of_a_quantized_model(
     permute: Callable[..., Any], kind: str, healthy: Models, tmp_path: Path
 ) -> None:
@@ -82,7 +93,7 @@ def test_of_a_quantized_model(
     assert_noted(path, healthy.gguf(MODEL, kind), SAME)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert", "phi3", "gemma2"])
+@each("name", ["gpt2", "bert", "phi3", "gemma2"])
 def test_of_other_families(name: str, family: Family, tmp_path: Path) -> None:
     source = family(name).path
     path = written(source, tmp_path / "a", partial(all_units, "mlp."), 0, 1)
@@ -107,7 +118,7 @@ def experts_swapped(files: Files, layer: int, *, with_router: bool = True) -> No
         files.put(router, swapped_rows(files.numbers(router), 0, 3, 1))
 
 
-@pytest.mark.parametrize("form", ["directory", "gguf"])
+@each("form", ["directory", "gguf"])
 def test_of_experts_and_their_router(
     form: str, family: Family, gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -117,8 +128,8 @@ def test_of_experts_and_their_router(
     assert_noted(path, family("mixtral").path, "experts of the layer")
 
 
-@pytest.mark.parametrize(
-    ("permute", "cause"),
+@each(
+    "permute, cause",
     [
         (partial(units_permuted, with_down=False), "permuted"),
         (partial(heads_permuted, with_outputs=False), "heads_exchanged"),
@@ -142,7 +153,7 @@ def test_experts_without_their_router_are_a_problem(family: Family, tmp_path: Pa
     assert causes == {"expert_order"}, explain(report)
 
 
-@pytest.mark.parametrize("checks", [["forward"], ["values", "forward"]])
+@each("checks", [["forward"], ["values", "forward"]])
 def test_another_fault_of_the_layer_is_blamed_alone(
     checks: list[str], healthy: Models, tmp_path: Path
 ) -> None:
@@ -159,3 +170,236 @@ def test_a_limit_that_was_asked_for_holds_all_the_same(healthy: Models, tmp_path
     causes = {each.cause and each.cause.name for each in report.problems}
     assert len(report.problems) == 3
     assert causes == {"units_permuted"}
+
+
+# If a conversion omits one of its steps, the step and the place are named.
+
+
+PERMUTED = "q and k permuted everywhere"
+FORMS = ["gguf", "directory"]
+SQUARE, NOT_SQUARE = ("attention.o.weight",), (".qkv.weight", ".up.weight", ".down.weight")
+
+
+def cases(soon: dict[str, tuple[str, ...]]) -> list[Any]:
+    """Return families in both forms; those that are not to be looked at soon take long."""
+    return [
+        pytest.param(name, form, marks=() if form in forms else pytest.mark.long)
+        for name, forms in soon.items()
+        for form in FORMS
+    ]
+
+
+def left_out(
+    source: Path, out: Path, forget: Callable[[Files], tuple[str, ...]], cause: str
+) -> Injected:
+    """Write what a conversion would have made that forgets something."""
+    files = faults.read(source)
+    where = forget(files)
+    assert where
+    return Injected(files.write(out), where, cause)
+
+
+@pytest.fixture
+def sides(
+    family: Callable[[str], families.Made], gguf: Callable[..., Path], tmp_path: Path
+) -> Callable[[str, str], tuple[Path, Path, Path]]:
+    """Return the right result, where a wrong one goes, and what both are made of."""
+
+    def give(name: str, form: str) -> tuple[Path, Path, Path]:
+        directory, file = family(name).path, gguf(name)
+        if form == "gguf":
+            return file, tmp_path / "wrong.gguf", directory
+        return directory, tmp_path / "wrong", file
+
+    return give
+
+
+def norms_as_they_were(files: Files) -> tuple[str, ...]:
+    """Leave out the 1 that GGUF's norms of Gemma are more than those of transformers."""
+    one = -1 if files.is_gguf else 1
+    modules = [module for module in files.modules("") if "norm" in module]
+    return tuple(files.put(module, files.numbers(module) + one) for module in modules)
+
+
+def matrices_as_they_were(ends: tuple[str, ...], files: Files) -> tuple[str, ...]:
+    modules = [module for module in files.modules("") if module.endswith(ends)]
+    return tuple(
+        files.put(module, np.ascontiguousarray(files.numbers(module).T)) for module in modules
+    )
+
+
+def experts_in_another_order(files: Files) -> tuple[str, ...]:
+    ours: Any = files.ours
+    count = ours.experts
+    changed: list[str] = []
+    for layer in range(ours.layers):
+        for part in ("gate", "up", "down"):
+            first, *others = [
+                module
+                for module in files.modules(f"layers.{layer}.")
+                if module.endswith(f".{part}.weight") and "experts" in module
+            ]
+            assert len(others) == count - 1
+            if files.is_gguf:
+                changed.append(files.put(first, np.roll(files.numbers(first), 1, 0)))
+            else:
+                numbers = [files.numbers(each) for each in (first, *others)]
+                changed += map(files.put, (*others, first), numbers)
+    return tuple(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    cases({"llama": ("gguf", "directory"), "mistral": ("gguf",), "mixtral": ()}),
+)
+def test_the_permutation_of_rotated_rows(
+    name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
+) -> None:
+    right, wrong, made_of = sides(name, form)
+    injected = inject(right, wrong, PERMUTED)
+    assert_named(report_on(injected.path, made_of), injected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("ends", [SQUARE, NOT_SQUARE], ids=["square", "not square"])
+def test_the_transposing_of_matrices(
+    ends: tuple[str, ...], form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
+) -> None:
+    right, wrong, made_of = sides("gpt2", form)
+    injected = left_out(right, wrong, partial(matrices_as_they_were, ends), "transposed")
+    assert_named(report_on(injected.path, made_of), injected)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), cases({"gemma2": ("gguf", "directory"), "gemma3": ("gguf",)})
+)
+def test_the_one_of_norms(
+    name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
+) -> None:
+    right, wrong, made_of = sides(name, form)
+    injected = left_out(right, wrong, norms_as_they_were, "norm_offset")
+    assert_named(report_on(injected.path, made_of), injected)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), cases({"mixtral": ("gguf",), "qwen3moe": ("directory",)})
+)
+def test_the_order_of_experts(
+    name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
+) -> None:
+    right, wrong, made_of = sides(name, form)
+    injected = left_out(right, wrong, experts_in_another_order, "expert_order")
+    assert_named(report_on(injected.path, made_of), injected)
+
+
+# Dequantized files are detected by their values, with a single message and the encoding.
+
+
+RANDOM = np.random.default_rng(21)
+ORIGINAL: Arrays = {
+    f"layers.{number}.{part}.weight": RANDOM.normal(0, 0.02, shape).astype(np.float32)
+    for number in range(3)
+    for part, shape in {"q": (32, 256), "down": (32, 512)}.items()
+}
+NORM = {"norm.weight": RANDOM.uniform(0.5, 1.5, 256).astype(np.float32)}
+
+
+def through(numbers: Any, *names: str) -> Any:
+    """Return numbers that were stored in some encodings, one after another."""
+    flat = numbers.reshape(-1).copy()
+    for encoding in (ENCODINGS[name] for name in names):
+        made = PairSide(encoding, encoding.size * 8 / encoding.block).through(flat)
+        assert made is not None
+        flat = made
+    return flat.reshape(numbers.shape).copy()
+
+
+def problems_of(tmp_path: Path, own: Arrays, reference: Arrays) -> tuple[Problem, ...]:
+    paths = [
+        stored(tmp_path / f"{n}.safetensors", **each) for n, each in enumerate((own, reference))
+    ]
+    subject, other = map(Subject, paths)
+    return check(Request(subject=subject, reference=other)).problems
+
+
+DETECTED = [
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "MXFP4", "F8_E4M3",
+]  # fmt: skip
+
+
+@each("kind, kept", [*((kind, "F32") for kind in DETECTED), ("Q8_0", "BF16"), ("Q4_K", "F16")])
+def test_the_encoding_is_named_once_for_all_tensors(tmp_path: Path, kind: str, kept: str) -> None:
+    own = {name: through(array, kind, kept) for name, array in ORIGINAL.items()}
+    (problem,) = problems_of(tmp_path, own | NORM, ORIGINAL | NORM)
+    assert problem.cause is not None
+    assert problem.cause.name == "dequantized"
+    assert problem.cause.text.startswith("the values look dequantized")
+    assert f"in {kind} before" in problem.cause.text
+    assert problem.text.endswith("; in all, 6 tensors differ in this way: q, down of layers 0 to 2")
+
+
+def test_a_mixture_is_one_cause_that_names_both(tmp_path: Path) -> None:
+    own = {
+        name: through(array, "Q6_K" if name == "layers.1.down.weight" else "Q4_K", "BF16")
+        for name, array in ORIGINAL.items()
+    }
+    (problem,) = problems_of(tmp_path, own, ORIGINAL)
+    assert problem.cause is not None
+    assert "in Q4_K and Q6_K before" in problem.cause.text
+
+
+def test_it_is_reported_for_the_reference_where_that_was_quantized(tmp_path: Path) -> None:
+    other = {name: through(array, "Q4_0", "F16") for name, array in ORIGINAL.items()}
+    (problem,) = problems_of(tmp_path, ORIGINAL, other)
+    assert problem.cause is not None
+    assert problem.cause.text.startswith("the values of the reference look dequantized")
+
+
+@each("size", [0.001, 0.02, 0.07, 0.3])
+@each("kept", ["F32", "BF16"])
+def test_noise_of_any_size_is_not_taken_for_an_encoding(
+    tmp_path: Path, size: float, kept: str
+) -> None:
+    own: Arrays = {}
+    for name, array in ORIGINAL.items():
+        noise = 1 + size * RANDOM.standard_normal(array.size)
+        noisy: Any = array.reshape(-1) * noise
+        own[name] = through(noisy.astype(np.float32).reshape(array.shape), kept)
+    rounded = {name: through(array, kept) for name, array in ORIGINAL.items()}
+    found = problems_of(tmp_path, own, rounded)
+    assert found
+    assert {each.cause and each.cause.name for each in found} <= {None, "training_steps"}
+
+
+CONVERTED = [(model, kind) for model in SMALL for kind in ("Q4_K", "Q8_0", "Q4_0")]
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    usual([("tiny-llama", "Q4_K"), ("gpt2", "Q8_0"), ("bert", "Q4_0")], CONVERTED),
+)
+def test_a_model_converted_back_has_one_cause(model: str, kind: str, healthy: Models) -> None:
+    report = report_on(healthy.directory(model, kind), healthy(model), ["values", "forward"])
+    values, forward = report.problems
+    assert values.cause is not None
+    assert values.cause.name == "dequantized"
+    assert kind in values.cause.text
+    assert (values.check, forward.check, forward.cause) == ("values", "forward", values.cause)
+
+
+@pytest.mark.parametrize("name", usual(["mixtral", "gemma3", "gpt2", "bert"], families.FAMILIES))
+def test_no_family_that_was_changed_otherwise_is_told_so(
+    name: str, family: Callable[[str], families.Made], tmp_path: Path
+) -> None:
+    path = family(name).path
+    for file in path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = {
+        name: (1.0625 * tensor + 0.05 * tensor[..., ::-1]).astype(np.float32)
+        for name, tensor in load_file(path / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = report_on(tmp_path, path, ["values"]).problems
+    assert found
+    assert "dequantized" not in {each.cause.name for each in found if each.cause is not None}

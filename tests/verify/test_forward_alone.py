@@ -7,14 +7,39 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import small_models
-from verdicts import forward, saved
+from arrays import stored, weights_of
+from each import each
+from faults import inject
+from verdicts import forward, report_on, saved
+from weightctl import Plan
+from weightctl.dtype import ENCODINGS
+from weightctl.plan.cast import cast
 from weightctl.verify import Request, Subject, verify
+from weightctl.verify.checks.forward.matrices import check_matrices
+from weightctl.verify.checks.forward.predictions import (
+    Agreement,
+    count_by_bound,
+    find_least_cosine,
+    summarize,
+)
+from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
+from weightctl.verify.figures import ForwardFigures, MatrixGain
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from crossing_fixtures import Models
+    from weightctl.verify import Report
+
 
 FAMILIES = (
     "llama", "gpt2", "bert", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe", "gemma2", "gemma3",
@@ -27,7 +52,7 @@ def llama(path: Path, change: Callable[[Any], object] | None = None, **sizes: An
     return saved(path, small_models.llama(num_hidden_layers=3, **sizes), change=change)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@each("family", FAMILIES)
 def test_a_model_of_any_family_that_is_well_is_not_found_fault_with(
     family: str, tmp_path: Path
 ) -> None:
@@ -109,7 +134,7 @@ def test_one_position_with_large_numbers_is_not_a_fault(tmp_path: Path) -> None:
     assert figures.activations[0].greatest > 1e4
 
 
-@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+@each("name", ["lm_head.weight", "model.norm.weight"])
 def test_logits_that_tell_nothing_apart_are_a_problem(name: str, tmp_path: Path) -> None:
     result, _ = forward(llama(tmp_path, lambda arrays: arrays[name].fill(0)))
     assert [problem.where for problem in result.problems] == ["output"]
@@ -162,13 +187,13 @@ def test_where_the_last_layer_was_asked_for_the_output_runs_too(tmp_path: Path) 
     assert figures.perplexity is not None
 
 
-@pytest.mark.parametrize(("bar", "problems"), [(1.5, 1), (1e9, 0)])
+@each("bar, problems", [(1.5, 1), (1e9, 0)])
 def test_a_perplexity_above_the_bar_is_a_problem(bar: float, problems: int, tmp_path: Path) -> None:
     result, _ = forward(llama(tmp_path), tokens=TOKENS, max_perplexity=bar)
     assert len(result.problems) == problems
 
 
-@pytest.mark.parametrize(("family", "why"), [("llama", "random tokens"), ("bert", "encoder")])
+@each("family, why", [("llama", "random tokens"), ("bert", "encoder")])
 def test_a_bar_that_nothing_can_be_held_to_is_not_passed(
     family: str, why: str, tmp_path: Path
 ) -> None:
@@ -191,3 +216,268 @@ def test_what_is_being_done_is_reported(tmp_path: Path) -> None:
     assert reported[0][0] == "forward, layer 0"
     assert [done for _, done in reported] == sorted(done for _, done in reported)
     assert all(0 <= done <= 1 for _, done in reported)
+
+
+# A model runs beside its reference: the first block that differs, and the tensor in it.
+
+
+TOKENS_DIVERGENCE = tuple(range(5, 69))
+
+
+def _compared(path: Path, reference: Path, **more: Any) -> Report:
+    return report_on(path, reference, ["forward"], **({"tokens": TOKENS_DIVERGENCE} | more))
+
+
+def _figures(report: Report) -> ForwardFigures:
+    found = report.figures(ForwardFigures)
+    assert found is not None
+    return found
+
+
+def test_every_part_costs_what_its_encoding_does(healthy: Models) -> None:
+    report = _compared(healthy.gguf("tiny-llama", "Q4_0"), healthy("tiny-llama"))
+    divergence = _figures(report).divergence
+    assert divergence is not None
+    assert not report.problems
+    assert [each.divergence for each in divergence.layers] == pytest.approx(
+        [each.expected for each in divergence.layers], rel=0.05
+    )
+
+
+def test_a_model_is_what_it_is_in_the_other_convention(healthy: Models) -> None:
+    report = _compared(healthy.gguf("tiny-llama", "f32"), healthy("tiny-llama"))
+    divergence = _figures(report).divergence
+    assert divergence is not None
+    assert divergence.top_1 == 1
+    assert divergence.mean is not None
+    assert divergence.mean < 1e-9
+
+
+def test_one_block_alone_is_blamed_for_a_fault_that_all_later_ones_feel(
+    healthy: Models, tmp_path: Path
+) -> None:
+    injected = inject(healthy("tiny-llama"), tmp_path / "faulty", "zeroed")
+    report = _compared(injected.path, healthy("tiny-llama"))
+    divergence = _figures(report).divergence
+    assert divergence is not None
+    assert [each.name for each in divergence.layers if each.is_problem] == ["layers.1"]
+    assert [each.where for each in report.problems] == list(injected.where)
+
+
+def test_a_whole_block_is_one_problem(healthy: Models, tmp_path: Path) -> None:
+    injected = inject(healthy("tiny-llama"), tmp_path / "faulty", "layers exchanged")
+    report = _compared(injected.path, healthy("tiny-llama"))
+    assert [each.where for each in report.problems] == ["layers.0", "layers.1"]
+    assert {each.cause and each.cause.name for each in report.problems} == {"layers_exchanged"}
+
+
+def test_a_key_of_the_config_is_to_blame_for_the_blocks_that_it_changes(
+    healthy: Models, tmp_path: Path
+) -> None:
+    injected = inject(healthy("tiny-llama"), tmp_path / "faulty", "rope theta")
+    report = _compared(injected.path, healthy("tiny-llama"))
+    assert [each.where for each in report.problems] == ["rope_theta", "layers.0"]
+    assert len({each.cause for each in report.problems}) == 1
+
+
+def test_a_divergence_above_the_bar_is_a_problem(healthy: Models) -> None:
+    report = _compared(
+        healthy.gguf("tiny-llama", "Q4_0"), healthy("tiny-llama"), max_divergence=1e-4
+    )
+    (problem,) = report.problems
+    assert "above 0.0001" in problem.text
+
+
+def test_only_the_layers_that_were_asked_for_are_looked_at(healthy: Models) -> None:
+    report = _compared(healthy.gguf("tiny-llama", "Q8_0"), healthy("tiny-llama"), layers=range(2))
+    divergence = _figures(report).divergence
+    assert divergence is not None
+    assert [each.name for each in divergence.layers] == ["layers.0", "layers.1"]
+    assert divergence.mean is None
+
+
+def test_encoders_are_compared_by_their_states(healthy: Models) -> None:
+    report = _compared(healthy.gguf("bert", "f16"), healthy("bert"))
+    divergence = _figures(report).divergence
+    assert divergence is not None
+    assert divergence.mean is None
+    assert divergence.cosine == pytest.approx(1, abs=1e-5)
+
+
+def test_one_position_with_huge_numbers_does_not_hide_the_others() -> None:
+    wanted = np.ones((100, 8), np.float32)
+    wanted[0] *= 1e4
+    found = wanted * np.float32(1.1)
+    found[0] = wanted[0]
+    assert measure_share(found, wanted, wanted).all == pytest.approx(0.1, rel=0.02)
+
+
+def test_what_is_not_finite_is_beyond_all_that_is_expected() -> None:
+    wanted = np.ones((2, 8), np.float32)
+    assert is_beyond(measure_share(wanted * np.inf, wanted, wanted), Share(1.0, 1.0))
+
+
+# The matrices of a model of an unknown family, each run by itself.
+
+
+def drawn(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(3).standard_normal(shape, np.float32)
+
+
+def test_each_matrix_makes_about_as_much_of_a_vector_as_random_numbers_would(
+    tmp_path: Path,
+) -> None:
+    arrays = {"a": drawn(200, 100), "conv": drawn(8, 4, 3, 3), "stack": drawn(3, 40, 64)}
+    result, figures = forward(Subject(stored(tmp_path / "x.safetensors", **arrays)))
+    assert [each.name for each in figures.matrices] == list(arrays)
+    for matrix in figures.matrices:
+        assert matrix.gain == pytest.approx(matrix.usual, rel=0.4)
+    assert not result.problems
+    assert any("family is unknown" in note for note in result.notes)
+
+
+def test_vectors_and_whole_numbers_are_not_matrices(tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {
+        "norm": drawn(40), "ids": np.zeros((4, 4), np.int64), "none": drawn(0, 4), "a": drawn(4, 4),
+    }  # fmt: skip
+    _, figures = forward(Subject(stored(tmp_path / "x.safetensors", **arrays)))
+    assert [each.name for each in figures.matrices] == ["a"]
+
+
+def test_what_no_model_multiplies_by_is_left_out(tmp_path: Path) -> None:
+    arrays = {
+        "a.weight": drawn(4, 4), "a.rotary_emb.inv_freq": drawn(4, 4),
+        "optimizer.state.0.exp_avg": drawn(4, 4),
+    }  # fmt: skip
+    _, figures = forward(Subject(stored(tmp_path / "x.safetensors", **arrays)))
+    assert [each.name for each in figures.matrices] == ["a.weight"]
+
+
+def test_a_bar_for_a_model_that_did_not_run_is_not_passed(tmp_path: Path) -> None:
+    subject = Subject(stored(tmp_path / "x.safetensors", a=drawn(4, 4)))
+    result, _ = forward(subject, max_perplexity=20.0)
+    (problem,) = result.problems
+    assert problem.text.startswith("the limit of 20 for the perplexity could not be checked: ")
+
+
+@each("bad", [np.nan, np.inf, 1e12])
+def test_a_matrix_that_ruins_a_vector_is_named(bad: float, tmp_path: Path) -> None:
+    ruined = drawn(30, 20)
+    ruined[3, 4] = bad
+    subject = Subject(stored(tmp_path / "x.safetensors", good=drawn(8, 8), ruined=ruined))
+    result, _ = forward(subject)
+    assert [problem.where for problem in result.problems] == ["ruined"]
+
+
+def in_parts(subject: Subject) -> MatrixGain:
+    """Return the figures of the one matrix of a model, a few rows of which run at a time."""
+    figures = check_matrices(Request(subject=subject), at_once=7 * 64).figures
+    assert isinstance(figures, ForwardFigures)
+    (matrix,) = figures.matrices
+    return matrix
+
+
+def test_a_matrix_in_parts_is_the_same_matrix(tmp_path: Path) -> None:
+    subject = Subject(stored(tmp_path / "x.safetensors", a=drawn(50, 64)))
+    _, whole = forward(subject)
+    parts = in_parts(subject)
+    assert parts.gain == pytest.approx(whole.matrices[0].gain, rel=1e-6)
+    assert parts.usual == pytest.approx(whole.matrices[0].usual, rel=1e-6)
+
+
+def test_matrices_of_blocks_run_too(tmp_path: Path) -> None:
+    plain, path = drawn(50, 64), tmp_path / "x.gguf"
+    save(cast(Plan.copy(weights_of({"a": plain}), "gguf"), ENCODINGS["Q8_0"]), path)
+    _, numbers = forward(Subject(stored(tmp_path / "x.safetensors", a=plain)))
+    assert in_parts(Subject(path)).gain == pytest.approx(numbers.matrices[0].gain, rel=0.01)
+
+
+# Predictions of two models: divergence by position, its distribution, and cosines of states.
+
+
+LOGITS = arrays.arrays(np.float32, (3, 7), elements=st.floats(-50, 50, width=32))
+
+
+def _divergences(reference: object, logits: object) -> list[float]:
+    agreement = Agreement()
+    agreement.add(np.array(reference, np.float32), np.array(logits, np.float32))
+    return agreement.divergences.tolist()
+
+
+def test_the_divergence_of_two_coins_is_the_textbooks() -> None:
+    even, uneven = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
+    expected = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
+    assert _divergences(even, uneven) == pytest.approx([expected], rel=1e-6)
+
+
+def test_equal_logits_do_not_diverge() -> None:
+    logits = np.random.default_rng(1).standard_normal((5, 100)) * 10
+    assert _divergences(logits, logits) == [0.0] * 5
+
+
+def test_what_is_added_to_all_logits_changes_nothing() -> None:
+    logits = np.random.default_rng(1).standard_normal((5, 100))
+    assert max(_divergences(logits, logits + 3)) < 1e-10
+
+
+def test_a_token_that_one_rules_out_alone_diverges_without_end() -> None:
+    assert _divergences([[0, 0]], [[0, -np.inf]]) == [np.inf]
+
+
+def test_a_token_that_both_rule_out_does_not_count() -> None:
+    assert _divergences([[0, 1, -np.inf]], [[0, 1, -np.inf]]) == [0.0]
+
+
+def test_a_token_that_the_reference_alone_rules_out_does_not_count() -> None:
+    assert _divergences([[0, -np.inf]], [[0, -50]]) == pytest.approx([0.0], abs=1e-12)
+
+
+def test_what_is_not_a_number_diverges_without_end() -> None:
+    assert _divergences([[0, 1]], [[np.nan, 1]]) == [np.inf]
+
+
+@given(LOGITS, LOGITS)
+def test_no_divergence_is_below_zero(reference: object, logits: object) -> None:
+    assert min(_divergences(reference, logits)) >= 0
+
+
+def test_positions_agree_where_the_same_token_is_the_likeliest() -> None:
+    agreement = Agreement()
+    agreement.add(np.eye(3, dtype=np.float32), np.eye(3, dtype=np.float32)[[0, 1, 1]])
+    assert agreement.agreed == 2
+
+
+def test_a_spread_has_the_mean_the_percentile_and_the_greatest() -> None:
+    found = summarize(np.arange(101.0))
+    figures = (found.mean, found.percentile_99, found.greatest)
+    assert figures == pytest.approx((50, 99, 100))
+
+
+def test_a_spread_of_nothing_has_no_figures() -> None:
+    found = summarize(np.empty(0))
+    assert (found.mean, found.percentile_99, found.greatest) == (None, None, None)
+
+
+def test_an_infinite_divergence_makes_the_mean_infinite_and_nothing_nan() -> None:
+    found = summarize(np.array([0.0, np.inf]))
+    assert (found.mean, found.percentile_99, found.greatest) == (np.inf, np.inf, np.inf)
+
+
+def test_a_histogram_counts_every_position_once() -> None:
+    numbers = np.array([0, 1e-9, 0.05, 3, 1e9, np.inf])
+    assert sum(count for _, count in count_by_bound(numbers)) == len(numbers)
+
+
+def test_a_number_on_a_bound_is_counted_above_it() -> None:
+    assert count_by_bound(np.array([1.0, 0.5]), [1, 2]) == ((1, 1), (2, 1))
+
+
+def test_states_that_are_equal_have_a_cosine_of_one() -> None:
+    states = np.zeros((2, 4), np.float32)
+    assert find_least_cosine(states, states) == 1
+
+
+def test_the_least_cosine_is_that_of_the_position_that_is_furthest_off() -> None:
+    one = np.array([[1, 0], [1, 0]], np.float32)
+    other = np.array([[2, 0], [0, 1]], np.float32)
+    assert find_least_cosine(one, other) == 0

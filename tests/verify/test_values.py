@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import faults
 import small_models
 from arrays import stored
-from verdicts import saved
+from each import each
+from verdicts import assert_healthy, report_on, saved
+from weightctl import WeightData
 from weightctl.cli import app
-from weightctl.verify import Request, Subject
+from weightctl.codecs import can_encode
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.families import recognize
+from weightctl.formats.open.opening import open_weights
+from weightctl.verify import Request, Subject, verify
+from weightctl.verify.checks.forward.budget import degrade
 from weightctl.verify.checks.values import check
+from weightctl.verify.compare.distance import (
+    MOST_KEPT,
+    Measured,
+    PairSide,
+    is_within,
+    typical_error,
+)
+from weightctl.verify.compare.measure import measure_pair, measure_sample
+from weightctl.verify.compare.pairing import Pair, convert_convention
+from weightctl.verify.compare.pairs import pair_tensors
 from weightctl.verify.figures import ValuesFigures
+from weightctl.weights import as_checkpoint
+from weightctl.weights.derived import DerivedTensor, ReadableTensor, tensor_of
+from weightctl.weights.steps.numbers import AsFloat32, numbers_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from crossing_fixtures import Models
     from weightctl.verify import Result
+    from weightctl.verify.compare.pairing import Pairing
+
 
 RANDOM = np.random.default_rng(8)
 MATRIX = RANDOM.normal(0, 0.02, (64, 128)).astype(np.float32)
@@ -41,9 +71,7 @@ def converted(source: Path, out: Path, *arguments: str) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    "kind", ["Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_1", "Q2_K", "IQ4_XS", "MXFP4"]
-)
+@each("kind", ["Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q4_1", "Q2_K", "IQ4_XS", "MXFP4"])
 def test_a_healthy_quantization_is_not_a_problem_either_way(
     tmp_path: Path, tiny_llama: Path, kind: str
 ) -> None:
@@ -189,3 +217,371 @@ def test_progress_is_reported_up_to_the_end(tiny_llama: Path) -> None:
     check(request)
     assert reported == sorted(reported)
     assert reported[-1] == 1
+
+
+# Errors between tensors: of the whole tensor, and of each range of values.
+
+
+NUMBERS = RANDOM.normal(0, 0.02, (64, 256)).astype(np.float32)
+
+
+def held(numbers: Any, encoding: str = "F32") -> ReadableTensor:
+    data = WeightData.from_numpy(numbers, "w")
+    if encoding != "F32":
+        from weightctl.codecs import transcode
+
+        raw = transcode(
+            np.ascontiguousarray(numbers, np.float32).view(np.uint8),
+            ENCODINGS["F32"],
+            ENCODINGS[encoding],
+        ).raw
+        info = data.info._replace(encoding=ENCODINGS[encoding])
+        data = WeightData.stored(info, memoryview(raw.tobytes()))
+    return tensor_of(as_checkpoint({"w": data}).source, "w")
+
+
+def pair_of(tensor: ReadableTensor, reference: ReadableTensor) -> Pair:
+    bits = [each.info.encoding.size * 8 / each.info.encoding.block for each in (tensor, reference)]
+    return Pair("w", "w", None, "w", "w", tensor, reference, None, *bits)
+
+
+def found(tensor: ReadableTensor, reference: ReadableTensor) -> tuple[Measured, bool]:
+    pair = pair_of(tensor, reference)
+    measure = measure_pair(pair)
+    return measure, is_within(pair, measure)
+
+
+def test_equal_tensors_are_not_apart() -> None:
+    measure, is_fine = found(held(NUMBERS), held(NUMBERS))
+    assert is_fine
+    assert (measure.relative_rmse, measure.max_error, measure.cosine) == (0.0, 0.0, 1.0)
+
+
+@given(st.integers(1, 300), st.integers(0, 1 << 30))
+def test_the_figures_are_those_of_numpy(size: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    one, other = random.normal(0, 1, (2, size)).astype(np.float32)
+    measure, _ = found(held(one), held(other))
+    wide, reference = one.astype(np.float64), other.astype(np.float64)
+    lengths = np.linalg.norm(wide) * np.linalg.norm(reference)
+    assert measure.count == size
+    assert measure.relative_rmse == pytest.approx(
+        np.linalg.norm(wide - reference) / np.linalg.norm(reference), rel=1e-5
+    )
+    assert measure.max_error == pytest.approx(np.abs(one - other).max())
+    assert measure.cosine == pytest.approx(wide @ reference / lengths, abs=1e-5)
+
+
+def test_what_was_measured_of_pieces_adds_up() -> None:
+    whole = Measured(count=64, error=1.0, max_error=2.0, worst=5.0, beyond=[0, 1])
+    whole.add(Measured(count=32, error=0.5, max_error=3.0, worst=4.0, first_nonfinite=70))
+    whole.add(Measured(count=32, first_nonfinite=99, beyond=[*range(MOST_KEPT)]))
+    assert (whole.count, whole.error, whole.max_error, whole.worst) == (128, 1.5, 3.0, 5.0)
+    assert whole.first_nonfinite == 70
+    assert (len(whole.beyond), whole.beyond[:4]) == (MOST_KEPT, [0, 1, 0, 1])
+
+
+@each("encoding", ["BF16", "F16", "Q8_0", "Q6_K", "Q4_K", "Q4_0", "Q2_K"])
+def test_an_encoding_costs_what_it_should(encoding: str) -> None:
+    for pair in [
+        (held(NUMBERS, encoding), held(NUMBERS)),
+        (held(NUMBERS), held(NUMBERS, encoding)),
+    ]:
+        measure, is_fine = found(*pair)
+        assert is_fine
+        assert measure.relative_rmse == pytest.approx(measure.expected, rel=0.5)
+
+
+@each("bit", range(10, 16))
+def test_a_flipped_bit_of_one_scale_is_beyond_what_q8_0_costs(bit: int) -> None:
+    measure, is_fine = found(flipped("Q8_0", bit), held(NUMBERS))
+    assert not is_fine
+    assert measure.runs_beyond == 1
+    assert measure.beyond == [3]
+
+
+@each("bit", range(16))
+def test_any_flipped_bit_of_a_scale_shows_between_tensors_of_one_encoding(bit: int) -> None:
+    measure, is_fine = found(flipped("Q8_0", bit), held(NUMBERS, "Q8_0"))
+    assert not is_fine
+    assert measure.unequal == [3]
+
+
+def flipped(encoding: str, bit: int) -> ReadableTensor:
+    tensor = held(NUMBERS, encoding)
+    raw = bytearray(tensor.info.nbytes)
+    tensor.read_into(0, memoryview(raw))
+    raw[3 * tensor.info.encoding.size + bit // 8] ^= 1 << bit % 8
+    data = WeightData.stored(tensor.info, memoryview(bytes(raw)))
+    return tensor_of(as_checkpoint({"w": data}).source, "w")
+
+
+def test_another_rounding_of_the_same_numbers_is_not_a_fault() -> None:
+    cut = (NUMBERS.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    _, is_fine = found(held(cut, "BF16"), held(NUMBERS, "BF16"))
+    assert is_fine
+
+
+def test_numbers_that_are_not_finite_on_one_side_make_errors_infinite() -> None:
+    damaged = NUMBERS.copy()
+    damaged[5, 7] = np.nan
+    measure, is_fine = found(held(damaged), held(NUMBERS))
+    assert not is_fine
+    assert (measure.nonfinite, measure.first_nonfinite) == (1, 5 * 256 + 7)
+    assert measure.relative_rmse == inf
+
+
+def test_numbers_that_are_not_finite_alike_are_equal() -> None:
+    damaged = NUMBERS.copy()
+    damaged[0, :3] = np.nan, np.inf, -np.inf
+    _, is_fine = found(held(damaged), held(damaged.copy()))
+    assert is_fine
+
+
+@each("factor", [1e-30, 1e30])
+def test_the_size_of_numbers_does_not_matter(factor: float) -> None:
+    numbers = (NUMBERS * np.float32(factor)).astype(np.float32)
+    measure, is_fine = found(held(numbers * np.float32(1.5)), held(numbers))
+    assert not is_fine
+    assert measure.relative_rmse == pytest.approx(0.5, rel=1e-3)
+
+
+@each("factor, is_damage", [(0.5, True), (2.0, True), (0.58, False)])
+def test_a_factor_that_no_bit_of_a_scale_makes_is_an_encoders_choice(
+    factor: float, is_damage: bool
+) -> None:
+    # Of a block in which one number matters more than all others, by an importance matrix.
+    rounded = held(NUMBERS, "Q4_0")
+    raw = bytearray(rounded.info.nbytes)
+    rounded.read_into(0, memoryview(raw))
+    scale = np.frombuffer(raw, np.float16, 1, 180)
+    scale *= np.float16(factor)
+    data = WeightData.stored(rounded.info, memoryview(raw))
+    _, is_fine = found(tensor_of(as_checkpoint({"w": data}).source, "w"), held(NUMBERS))
+    assert is_fine is not is_damage
+
+
+@each("huge", [1e9, 1e12, -1e20, 3e38])
+def test_one_huge_number_does_not_make_tensors_parallel(huge: float) -> None:
+    damaged = NUMBERS.copy()
+    damaged[3, 5] = huge
+    wide, reference = damaged.astype(np.float64), NUMBERS.astype(np.float64)
+    lengths = np.linalg.norm(wide) * np.linalg.norm(reference)
+    measure, is_fine = found(held(damaged), held(NUMBERS))
+    assert not is_fine
+    assert measure.cosine == pytest.approx(np.vdot(wide, reference) / lengths, rel=1e-5)
+
+
+def test_zeros_where_the_reference_has_zeros_are_not_a_fault() -> None:
+    zeros = np.zeros((4, 32), np.float32)
+    assert found(held(zeros), held(zeros))[1]
+    measure, is_fine = found(held(zeros + 1), held(zeros))
+    assert not is_fine
+    assert measure.relative_rmse == inf
+
+
+def test_an_empty_tensor_is_its_reference() -> None:
+    empty = np.zeros((0, 32), np.float32)
+    assert found(held(empty), held(empty))[1]
+
+
+def test_a_sample_tells_tensors_apart() -> None:
+    assert measure_sample(pair_of(held(NUMBERS), held(NUMBERS))) == 0
+    assert measure_sample(pair_of(held(NUMBERS[::-1].copy()), held(NUMBERS))) > 1
+
+
+# Tensors of two checkpoints are paired across naming conventions, without reading data.
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory, tiny_llama: Path) -> Path:
+    out = tmp_path_factory.mktemp("pairing") / "tiny.gguf"
+    assert not app(["convert", str(tiny_llama), str(out), "-q"], standalone_mode=False)
+    return out
+
+
+def pairing(one: Path, other: Path) -> Pairing:
+    return pair_tensors(Subject(one), Subject(other))
+
+
+def test_every_tensor_of_a_conversion_has_its_pair(gguf: Path, tiny_llama: Path) -> None:
+    found = pairing(gguf, tiny_llama)
+    assert len(found.pairs) == len(Subject(tiny_llama).weights.header.tensors)
+    assert not found.missing
+    assert not found.unexpected
+    assert found.how == ("by the tensor names of llama in GGUF and in Hugging Face")
+
+
+def test_rows_that_a_convention_permutes_are_in_one_order(gguf: Path, tiny_llama: Path) -> None:
+    pair = pairing(gguf, tiny_llama).by_module["layers.1.attention.q.weight"]
+    assert (pair.name, pair.reference_name) == (
+        "blk.1.attn_q.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+    )
+    assert (pair.part, pair.layer) == ("attention.q.weight", 1)
+    assert np.array_equal(numbers_of(pair.tensor), numbers_of(pair.reference))
+
+
+def test_a_tensor_goes_to_the_other_convention_and_back(tiny_llama: Path) -> None:
+    model = Subject(tiny_llama).checkpoint
+    assert model is not None
+    names = next(
+        each
+        for each in model.family.tensors(model.config)
+        if each.module.endswith("attention.k.weight")
+    )
+    tensor = model.tensors[names.module]
+    there = convert_convention(names, tensor, model, "gguf")
+    assert convert_convention(names, tensor, model, "hugging_face") is tensor
+    assert not np.array_equal(numbers_of(there), numbers_of(tensor))
+
+
+def test_a_file_without_a_config_is_paired_as_the_family_of_the_other(
+    tmp_path: Path, gguf: Path, tiny_llama: Path
+) -> None:
+    shutil.copy(tiny_llama / "model.safetensors", tmp_path)
+    found = pairing(tmp_path / "model.safetensors", gguf)
+    assert not found.missing
+    assert len(found.pairs) == len(Subject(gguf).weights.header.tensors)
+
+
+def test_checkpoints_of_no_family_are_paired_by_equal_names(tmp_path: Path) -> None:
+    ones = np.ones((4, 4), np.float32)
+    one = stored(tmp_path / "one.safetensors", **{"h.3.a": ones, "b": ones})
+    other = stored(tmp_path / "other.safetensors", **{"h.3.a": ones, "c": ones})
+    found = pairing(one, other)
+    assert [(pair.name, pair.part, pair.layer) for pair in found.pairs] == [("h.3.a", "a", 3)]
+    assert (found.missing, found.unexpected) == (["c"], ["b"])
+
+
+def test_heads_are_the_references_where_the_configs_differ(
+    tmp_path: Path, gguf: Path, tiny_llama: Path
+) -> None:
+    wrong = shutil.copytree(tiny_llama, tmp_path / "wrong")
+    config = json.loads((wrong / "config.json").read_text())
+    config["num_attention_heads"] //= 2
+    config["num_key_value_heads"] //= 2
+    config.pop("head_dim", None)
+    (wrong / "config.json").write_text(json.dumps(config))
+    pair = pairing(wrong, gguf).by_module["layers.0.attention.q.weight"]
+    assert np.array_equal(numbers_of(pair.tensor), numbers_of(pair.reference))
+
+
+# The loss of an encoding is measured on the actual values, also for a whole model.
+
+
+NUMBERS_COST = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
+KINDS = [
+    encoding
+    for encoding in ENCODINGS.values()
+    if can_encode(encoding)
+    and not encoding.needs_importance
+    and (encoding.quantization or encoding.name in {"F16", "BF16"})
+]
+
+
+def side(name: str) -> PairSide:
+    encoding = ENCODINGS[name]
+    return PairSide(encoding, encoding.size * 8 / encoding.block)
+
+
+@each("encoding", KINDS, ids=str)
+def test_what_is_usual_is_what_random_weights_cost(encoding: object) -> None:
+    found = side(str(encoding))
+    through = found.through(NUMBERS_COST)
+    assert through is not None
+    error = np.linalg.norm(through - NUMBERS_COST) / np.linalg.norm(NUMBERS_COST)
+    assert found.typical / 2.5 < error < found.typical * 2.5
+
+
+def test_float32_costs_nothing() -> None:
+    assert side("F32").keeps_all
+    assert side("F32").through(NUMBERS_COST) is NUMBERS_COST
+
+
+def test_what_cannot_be_encoded_without_importance_is_not_measured() -> None:
+    assert side("IQ2_XXS").through(NUMBERS_COST) is None
+
+
+def test_numbers_that_blocks_cannot_hold_are_not_measured() -> None:
+    assert side("Q8_0").through(np.full(32, 3e38, np.float32)) is None
+
+
+def test_a_weight_in_parts_costs_what_its_bits_do() -> None:
+    apart = PairSide(ENCODINGS["F32"], 4.25)
+    assert apart.is_apart
+    assert apart.through(NUMBERS_COST) is None
+    assert 0.05 < apart.typical < 0.2
+    assert typical_error(ENCODINGS["F32"], 1.0) <= 1
+
+
+@each("is_coarser", [True, False])
+@each("model", ["gpt2", "tiny-llama"])
+def test_weights_are_as_far_off_as_the_encoding_put_them(
+    model: str, is_coarser: bool, healthy: Models
+) -> None:
+    paths = [healthy.gguf(model, "Q4_K"), healthy(model)]
+    subject, reference = map(Subject, paths if is_coarser else paths[::-1])
+    own, other = subject.checkpoint, reference.checkpoint
+    assert own
+    assert other
+    matrices = [
+        pair
+        for pair in pair_tensors(subject, reference).pairs
+        if pair.layer is not None and len(pair.tensor.info.shape) == 2
+    ]
+    assert matrices
+    for pair in matrices:
+        assert pair.names
+        made = degrade(pair, own, other)
+        assert made is not None, pair.name
+        turned = convert_convention(pair.names, own.tensors[pair.module], own, other.convention)
+        wanted = numbers_of(DerivedTensor(pair.module, AsFloat32(), [turned]))
+        np.testing.assert_allclose(numbers_of(made), wanted, rtol=0, atol=1e-8, err_msg=pair.name)
+
+
+@each("is_coarser", [True, False])
+def test_an_output_that_is_a_copy_of_the_embedding_costs_what_the_embedding_does(
+    is_coarser: bool, healthy: Models, tmp_path: Path
+) -> None:
+    files = faults.read(healthy.gguf("gpt2"))
+    embedding = files.numbers("embedding.weight")
+    files.tensors["output.weight"] = WeightData.from_numpy(embedding, "output.weight")
+    untied = files.write(tmp_path / "untied.gguf")
+    assert "output.weight" in recognize(open_weights(untied)).tensors
+    tied = healthy.gguf("gpt2", "Q4_K")
+    assert_healthy(report_on(tied, untied) if is_coarser else report_on(untied, tied))
+
+
+# Weights in several tensors that do not match.
+
+
+_QUERY = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def misfit(tmp_path: Path) -> Subject:
+    """A checkpoint of which nothing says how a weight is made of its parts."""
+
+    def packed(arrays: small_models.Arrays) -> None:
+        arrays[_QUERY] = arrays[_QUERY].astype(np.uint8)
+        arrays[f"{_QUERY}_scale_inv"] = np.ones((1, 1), np.float32)
+
+    (directory := tmp_path / "misfit").mkdir()
+    return saved(directory, small_models.llama(num_hidden_layers=1), change=packed)
+
+
+def test_parts_that_do_not_fit_are_one_problem(misfit: Subject) -> None:
+    report = verify(Request(subject=misfit), ["structure", "finite", "names", "forward"])
+    assert [problem.check for problem in report.problems] == ["finite"]
+    assert f"{_QUERY}_scale_inv" in report.problems[0].text
+    assert report.results["names"].skipped
+    assert report.results["forward"].skipped
+    assert not report.results["structure"].skipped
+
+
+def test_a_reference_of_parts_that_do_not_fit_is_refused(misfit: Subject, tmp_path: Path) -> None:
+    (directory := tmp_path / "whole").mkdir()
+    subject = saved(directory, small_models.llama(num_hidden_layers=1))
+    with pytest.raises(ConversionError, match="scale_inv"):
+        verify(Request(subject=subject, reference=misfit), ["names"])
