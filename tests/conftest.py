@@ -27,7 +27,6 @@ pytest_plugins = [
     "costs",
     "crossing_fixtures",
     "each",
-    "extended_package",
     "full_disks",
     "hub_fixtures",
 ]

@@ -6,15 +6,15 @@ and no other.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _PAGE = ROOT / "docs" / "architecture.md"
 _FILE = re.compile(r"`([\w/]+\.py)`")
+# Runs commands, and programs after `-c`, one after the other: each line of stdin is one.
+_PROGRAM = """
+import contextlib, io, json, sys
+from commands import Path, run_command
+for line in sys.stdin:
+    arguments = json.loads(line)
+    if arguments[0] == "-c":
+        sys.argv, out = arguments[1:], io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(arguments[1], {"__name__": "program"})
+        found = 0, out.getvalue(), ""
+    else:
+        done = run_command(*arguments, cwd=Path.cwd())
+        found = done.returncode, done.stdout, done.stderr
+    print(json.dumps(found), flush=True)
+"""
 
 
 class Line(NamedTuple):
@@ -59,6 +75,19 @@ class ExtendedPackage:
             self._add(self._package / path, added)
         return sum(map(len, lines.values()))
 
+    @cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        paths = (str(self._folder), str(Path(__file__).parent))
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self._folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+
     @staticmethod
     def _add(path: Path, lines: Sequence[Line]) -> None:
         content = path.read_text().split("\n")
@@ -68,27 +97,21 @@ class ExtendedPackage:
             content.insert(places[0], line.text)
         path.write_text("\n".join(content))
 
-    def run(self, *arguments: str | Path) -> str:
-        """Run Python on the package; return what it writes to stdout."""
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self._folder,
-            env=os.environ | {"PYTHONPATH": str(self._folder), "COLUMNS": "100"},
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     def command(self, *arguments: str | Path) -> str:
-        """Run a command of the package; return what it writes to stdout."""
-        return self.run("-m", "weightctl", *arguments)
+        """Run a command of the package, or a program after `-c`; return what it prints."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([*map(str, arguments)]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._process.communicate()[1]
+        code, out, errors = json.loads(answer)
+        assert code == 0, errors
+        return out
 
-
-@pytest.fixture
-def extended(tmp_path: Path) -> ExtendedPackage:
-    return ExtendedPackage(tmp_path)
+    def end(self) -> None:
+        """End the process; no edit is seen before."""
+        self._process.communicate()
 
 
 def read_recipe(recipe: str, name: str) -> set[str]:
