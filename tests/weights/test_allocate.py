@@ -1,5 +1,8 @@
+""""""
+
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,19 +13,29 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from arrays import weights_of
 from build import Gguf, Tensor, safetensors_of
 from llama_cpp import ggml_quantize
-from weightctl import DeviceRef, DType, QuantizationEncoding, WeightData, Weights, open_weights
+from weightctl import (
+    Checkpoint,
+    DeviceRef,
+    DType,
+    QuantizationEncoding,
+    WeightData,
+    Weights,
+    open_weights,
+)
 from weightctl.errors import EncodingError, GraphError, MissingTensorError
 from weightctl.shape import Dim
 from weightctl.weights import TensorInfo
-from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.from_arrays import as_checkpoint, declare_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from weightctl.weights.dlpack import DLPackArray
+
 
 Q4_K, Q8_0 = QuantizationEncoding.Q4_K, QuantizationEncoding.Q8_0
 NUMBERS = np.random.default_rng(0).standard_normal((3, 256), np.float32)
@@ -374,3 +387,234 @@ def test_a_tied_name_gives_a_weight_of_its_own_on_the_same_numbers(weights: Weig
     names = [data.name for data in found.values() if isinstance(data, WeightData)]
     assert names == list(found) == ["head.weight", "embed.weight"]
     assert np.shares_memory(numbers_of(found["head.weight"]), numbers_of(found["embed.weight"]))
+
+
+# Which trees and nodes share allocated weights, and which requests are invalid.
+
+
+@pytest.fixture
+def weights_allocating_nodes() -> Weights:
+    return weights_of({"embed.weight": NUMBERS})
+
+
+def test_trees_in_memory_give_their_own_numbers() -> None:
+    array = np.ones((2, 2), np.float32)
+    weights = as_checkpoint({"w": WeightData.from_numpy(array, "w")})
+    weights["w"].allocate()
+    assert np.shares_memory(np.asarray(weights.allocated_weights["w"]), array)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda weights: pickle.loads(pickle.dumps(weights))]
+)
+def test_the_copy_of_a_tree_has_allocated_nothing(
+    duplicate: Callable[[Any], Any], weights_allocating_nodes: Weights
+) -> None:
+    weights_allocating_nodes.embed.weight.allocate(DType.float16)
+    twin = duplicate(weights_allocating_nodes)
+    assert twin.allocated_weights == {}
+    assert twin.embed.weight.allocate().dtype is DType.float32
+    assert twin.embed.weight.data().to_numpy().tolist() == NUMBERS.tolist()
+
+
+def test_nodes_of_one_tree_know_what_was_allocated_by_any(
+    weights_allocating_nodes: Weights,
+) -> None:
+    weight = copy.copy(weights_allocating_nodes).embed.weight.allocate()
+    assert weights_allocating_nodes.embed.weight.allocate() is weight
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"quantization_encoding": 8}, {"device": "cpu"}, {"device": None}],
+    ids=str,
+)
+def test_what_is_not_an_encoding_or_device_is_refused(
+    asked: dict[str, Any], weights_allocating_nodes: Weights
+) -> None:
+    ((word, _),) = asked.items()
+    with pytest.raises(GraphError, match="for example") as error:
+        weights_allocating_nodes.embed.weight.allocate(**asked)
+    assert f"{word} must be a " in str(error.value)
+    assert not weights_allocating_nodes.allocated_weights
+
+
+def test_an_encoding_is_taken_by_its_name(weights_allocating_nodes: Weights) -> None:
+    weight = weights_allocating_nodes.embed.weight.allocate(quantization_encoding="q8_0")
+    assert weight.quantization_encoding is QuantizationEncoding.Q8_0
+    with pytest.raises(
+        TypeError, match="'Q9_0' is not a block encoding; use a QuantizationEncoding"
+    ):
+        weights_allocating_nodes.embed.weight.allocate(quantization_encoding="Q9_0")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "f16", np.float16, np.dtype("f2"), torch.float16])
+def test_a_dtype_is_taken_in_any_spelling(dtype: Any, weights_allocating_nodes: Weights) -> None:
+    assert weights_allocating_nodes.embed.weight.allocate(dtype).dtype is DType.float16
+
+
+def test_what_is_not_a_dtype_is_refused(weights_allocating_nodes: Weights) -> None:
+    with pytest.raises(TypeError, match="'float31' is not a dtype; use a DType"):
+        weights_allocating_nodes.embed.weight.allocate("float31")
+    assert not weights_allocating_nodes.allocated_weights
+
+
+Q4_K_DECLARED = QuantizationEncoding.Q4_K
+
+
+@pytest.fixture
+def weights_declared() -> Checkpoint:
+    return declare_weights()
+
+
+@pytest.fixture
+def declared() -> WeightData:
+    return WeightData.declared("w", DType.float32, (2, 3))
+
+
+def test_weights_are_declared_by_their_place(weights_declared: Checkpoint) -> None:
+    weight = weights_declared.model.layers[0].w.allocate(
+        DType.float16, (2, "n"), device=DeviceRef.GPU(1)
+    )
+    assert (weight.name, weight.dtype, weight.device) == (
+        ("model.layers.0.w", DType.float16, DeviceRef.GPU(1))
+    )
+    assert list(weight.shape) == [Dim(2), Dim("n")]
+
+
+def test_blocks_are_declared_by_their_numbers_or_by_their_bytes(
+    weights_declared: Checkpoint,
+) -> None:
+    by_numbers = weights_declared.a.allocate(DType.bfloat16, (2, 512), Q4_K_DECLARED)
+    assert by_numbers.original_dtype_and_shape == (DType.bfloat16, [2, 512])
+    by_bytes = weights_declared.b.allocate(DType.uint8, (2, 288), Q4_K_DECLARED)
+    assert by_bytes.original_dtype_and_shape == (DType.float32, [2, 512])
+    assert by_bytes.shape == by_numbers.shape == [2, 288]
+    assert weights_declared.b.allocate(DType.float32, (2, 512), Q4_K_DECLARED) is by_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "lacking"),
+    [
+        ({}, "a dtype and a shape"),
+        ({"dtype": DType.int8}, "a shape"),
+        ({"shape": (2,)}, "a dtype"),
+    ],
+)
+def test_nothing_is_declared_without_dtype_and_shape(
+    given: dict[str, Any], lacking: str, weights_declared: Checkpoint
+) -> None:
+    with pytest.raises(ValueError, match=f"`a.b` cannot be declared without {lacking}"):
+        weights_declared.a.b.allocate(**given)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(DType.float32, (2, 100)), (DType.uint8, (2, 143)), (DType.int32, (256,))]
+)
+def test_blocks_that_cannot_be_are_not_declared(
+    dtype: DType, shape: tuple[int, ...], weights_declared: Checkpoint
+) -> None:
+    with pytest.raises(EncodingError, match="`w`"):
+        weights_declared["w"].allocate(dtype, shape, Q4_K_DECLARED)
+    assert weights_declared["w"].allocate(DType.float32, (2, 256), Q4_K_DECLARED).shape == [2, 144]
+
+
+def test_the_root_is_not_a_weight(weights_declared: Checkpoint) -> None:
+    with pytest.raises(GraphError, match="the root of a tree is not a weight"):
+        weights_declared.allocate(DType.float32, (1,))
+
+
+def test_the_same_declaration_gives_the_same_weight_and_another_is_refused(
+    weights_declared: Checkpoint,
+) -> None:
+    weight = weights_declared.a.b.allocate(DType.float32, (2, "n"))
+    assert weights_declared.a.b.allocate(DType.float32, [2, Dim("n")]) is weight
+    with pytest.raises(
+        GraphError,
+        match=r"float32\[2, n\] on cpu:0, so it cannot be allocated as float32\[2, 3\]",
+    ):
+        weights_declared.a.b.allocate(DType.float32, (2, 3))
+
+
+def test_what_is_declared_is_not_there(weights_declared: Checkpoint) -> None:
+    weights_declared.a.b.allocate(DType.float32, (2,))
+    assert not weights_declared.a.b.exists()
+    assert dict(weights_declared.items()) == {}
+    assert weights_declared.allocated_weights == {}
+    assert list(weights_declared) == []
+    assert repr(weights_declared.a.b) == "<Checkpoint a.b: 0 tensors>"
+
+
+@pytest.mark.parametrize("ask", [Checkpoint.data, lambda node: node.info, lambda node: node.shape])
+def test_data_of_what_is_declared_is_a_key_error_that_says_so(
+    ask: Callable[[Checkpoint], object], weights_declared: Checkpoint
+) -> None:
+    weights_declared.a.b.allocate(DType.float32, (2,))
+    with pytest.raises(KeyError, match=r"`a\.b` is only declared: this tree has no data") as caught:
+        ask(weights_declared.a.b)
+    assert isinstance(caught.value, MissingTensorError)
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda weights: pickle.loads(pickle.dumps(weights))]
+)
+def test_the_copy_of_a_declaring_tree_declares(
+    duplicate: Callable[[Any], Any], weights_declared: Checkpoint
+) -> None:
+    weights_declared.a.b.allocate(DType.float32, (2,))
+    twin = duplicate(weights_declared.a)
+    assert twin.name == "a"
+    assert twin.c.allocate(DType.float32, (2,)).name == "a.c"
+
+
+def test_an_opened_tree_without_tensors_declares_nothing() -> None:
+    with pytest.raises(MissingTensorError, match="no tensor is named `w`"):
+        as_checkpoint({})["w"].allocate(DType.float32, (2,))
+
+
+def test_declared_data_says_what_it_will_be(declared: WeightData) -> None:
+    assert declared.is_declared
+    assert (declared.name, declared.dtype, declared.shape) == ("w", DType.float32, [2, 3])
+    assert (declared.info.shape, declared.info.nbytes) == ((2, 3), 24)
+    assert repr(declared) == "WeightData('w', DType.float32, [2, 3])"
+    assert not WeightData.from_numpy(np.zeros(2), "w").is_declared
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        WeightData.to_buffer, WeightData.view, WeightData.to_numpy, np.asarray, np.from_dlpack,
+        torch.from_dlpack,
+    ],
+)  # fmt: skip
+def test_touching_declared_data_is_a_clear_error(
+    touch: Callable[[Any], object], declared: WeightData
+) -> None:
+    with pytest.raises(MissingTensorError, match="`w` was declared without data"):
+        touch(declared)
+    with pytest.raises(MissingTensorError, match="`v` was declared without data"):
+        touch(declared.with_name("v"))
+
+
+def test_the_data_of_what_is_declared_is_an_array_without_numbers(declared: WeightData) -> None:
+    with pytest.raises(BufferError, match="declared without data"):
+        np.from_dlpack(declared.data)
+
+
+def test_astype_of_declared_data_changes_the_description(declared: WeightData) -> None:
+    made = declared.astype(DType.float16)
+    assert made.is_declared
+    assert (made.name, made.dtype, made.shape, made.info.nbytes) == ("w", DType.float16, [2, 3], 12)
+    assert declared.dtype is DType.float32
+    assert declared.astype(DType.float32) is declared
+
+
+def test_astype_of_declared_blocks_describes_their_numbers() -> None:
+    blocks = WeightData.declared("w", DType.uint8, (2, 144), Q4_K_DECLARED)
+    made = blocks.astype(DType.bfloat16)
+    assert (made.dtype, made.shape, made.quantization_encoding) == (DType.bfloat16, [2, 256], None)
+
+
+def test_astype_of_declared_data_refuses_what_cannot_be(declared: WeightData) -> None:
+    with pytest.raises(EncodingError, match="`w` cannot be converted from F32 to complex64"):
+        declared.astype(DType.complex64)

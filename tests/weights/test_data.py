@@ -1,8 +1,12 @@
+""""""
+
 from __future__ import annotations
 
 import copy
+import os
 import pickle
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -10,18 +14,29 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from build import Gguf, Tensor, safetensors_of
 from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, open_weights
 from weightctl.codecs.scalar import numpy_dtype
-from weightctl.dtype import unknown_encoding
-from weightctl.errors import EncodingError
+from weightctl.dtype import ENCODINGS, unknown_encoding
+from weightctl.errors import EncodingError, FormatError
+from weightctl.formats.pickles.machine import load
+from weightctl.split import Cut, Part, part_shape
+from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.files import open_reader
 from weightctl.weights import TensorInfo
+from weightctl.weights.boxes import boxes, byte_part, byte_shape, collect, find_overlaps, scatter
+from weightctl.weights.strided import gather
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from weightctl.storage.base import Reader
+
 
 FLOATS = [DType.float16, DType.bfloat16, DType.float32, DType.float64]
 SATURATING = {
@@ -360,3 +375,223 @@ def test_data_outlives_the_tree_it_came_from(tmp_path: Path) -> None:
     array = open_weights(path).w.data().to_numpy()
     path.unlink()
     assert array.tolist() == [1, 2, 3, 4]
+
+
+# Elements that are not contiguous are gathered as NumPy does.
+
+
+EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> np.ndarray:
+    """Draw any view of an array: transposed, sliced with steps, expanded."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    kind = draw(st.sampled_from(["u1", "u2", "f4", "f8", "c16"]))
+    array = np.arange(np.prod(shape)).astype(kind).reshape(shape)
+    array = array.transpose(draw(st.permutations(range(array.ndim))))
+    array = array[tuple(slice(None, None, draw(st.integers(1, 3))) for _ in array.shape)]
+    axis = draw(st.integers(0, array.ndim - 1))
+    if draw(st.booleans()):
+        array = np.broadcast_to(array[..., None], (*array.shape, draw(st.integers(1, 4))))
+    return np.moveaxis(array, axis, 0)
+
+
+@EXAMPLES
+@given(views(), st.data())
+def test_any_run_of_elements_is_that_of_the_whole(array: np.ndarray, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, array.size))
+    stop = data.draw(st.integers(start, array.size))
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    begin = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    memory = memoryview(base).cast("B")[begin:]
+    out = bytearray((stop - start) * array.itemsize)
+    if out:
+        gather(
+            HeldRange(memory), array.itemsize, array.shape,
+            strides=array.strides, start=start, out=memoryview(out),
+        )  # fmt: skip
+    assert bytes(out) == array.tobytes()[start * array.itemsize : stop * array.itemsize]
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 7])
+def test_pieces_make_the_whole(pieces: int) -> None:
+    array = np.arange(2 * 3 * 5 * 7, dtype="u4").reshape(2, 3, 5, 7).transpose(3, 1, 0, 2)
+    memory = memoryview(array.base).cast("B")
+    whole = bytearray()
+    for places in np.array_split(np.arange(array.size), pieces):
+        out = bytearray(len(places) * 4)
+        gather(
+            HeldRange(memory), 4, array.shape,
+            strides=array.strides, start=int(places[0]), out=memoryview(out),
+        )  # fmt: skip
+        whole += out
+    assert bytes(whole) == array.tobytes()
+
+
+def test_a_scalar_is_one_element() -> None:
+    out = bytearray(2)
+    gather(HeldRange(memoryview(b"abcd")), 2, (), strides=(), start=0, out=memoryview(out))
+    assert bytes(out) == b"ab"
+
+
+# Ranges of files are read on demand, and no more than requested.
+
+
+LETTERS = bytes(range(97, 123))
+
+
+class Counted(HeldRange):
+    """Bytes in memory that record each read."""
+
+    def __init__(self, memory: memoryview) -> None:
+        super().__init__(memory)
+        self.reads: list[int] = []
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        found = super().read(start, nbytes)
+        self.reads.append(len(found))
+        return found
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Reader:
+    (tmp_path / "letters").write_bytes(LETTERS)
+    return open_reader(str(tmp_path / "letters"))
+
+
+@pytest.mark.parametrize(
+    ("start", "nbytes", "expected"),
+    [(0, 3, b"abc"), (24, 9, b"yz"), (26, 1, b""), (99, 1, b""), (3, 0, b""), (3, -1, b"")],
+)
+def test_a_read_ends_where_the_file_does(
+    start: int, nbytes: int, expected: bytes, file: Reader
+) -> None:
+    assert file.read(start, nbytes) == expected
+    assert file.range().read(start, nbytes) == expected
+    assert HeldRange(memoryview(LETTERS)).read(start, nbytes) == expected
+
+
+def test_the_end_of_a_file_is_all_of_a_small_one(file: Reader) -> None:
+    assert (file.read_end(2), file.read_end(99)) == (b"yz", LETTERS)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(2, 5), (2, 99), (30, 40), (5, 2)])
+def test_a_part_of_a_range_ends_where_the_range_does(start: int, stop: int, file: Reader) -> None:
+    for whole in (file.range(1), HeldRange(memoryview(LETTERS)[1:])):
+        part = whole.part(start, stop)
+        expected = LETTERS[1:][start:stop]
+        assert (len(part), part.read(0, 99)) == (len(expected), expected)
+        assert part.read(1, 1) == expected[1:2]
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_read_behind_a_new_end_is_an_error(size: int, file: Reader) -> None:
+    os.truncate(file.path, size)
+    message = f"byte {max(size, 2)}: the file ends here: it became shorter while it was read"
+    with pytest.raises(FormatError, match=message) as caught:
+        file.read(2, 8)
+    assert "try again" in caught.value.hint
+
+
+def nothing(identity: Any) -> Any:
+    raise ValueError(identity)
+
+
+def test_long_bytes_in_a_pickle_are_not_read() -> None:
+    arrays = [bytes(5_000_000), "a text", bytes(5_000_000)]
+    raw = pickle.dumps(arrays, 4)
+    data = Counted(memoryview(raw))
+    (first, text, last), end = load(data, 0, {}, nothing)
+    assert (text, end) == ("a text", len(raw))
+    assert raw[first.start : first.stop] == raw[last.start : last.stop] == bytes(5_000_000)
+    assert sum(data.reads) < 100_000
+
+
+@pytest.mark.parametrize("step", [64, 1 << 14, 3 << 18])
+def test_elements_far_apart_are_read_in_small_pieces(step: int) -> None:
+    memory = np.arange(24 * step, dtype="u1")
+    memory[::step] = range(24)
+    data, out = Counted(memory.data), bytearray(24)
+    gather(data, 1, (4, 6), strides=(step, 4 * step), start=0, out=memoryview(out))
+    assert bytes(out) == memory[::step].reshape(6, 4).T.tobytes()
+    assert max(data.reads) <= 1 << 20
+    assert sum(data.reads) <= len(memory)
+
+
+# Parts of tensors in bytes, compared with NumPy's selection of the same elements.
+
+
+@st.composite
+def cut_shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], Part]:
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
+    cuts: list[Cut] = []
+    for axis, size in enumerate(shape):
+        ends = sorted(draw(st.sets(st.integers(0, size), max_size=4)))
+        ranges = tuple(zip(ends[::2], ends[1::2], strict=False))
+        is_cut: bool = draw(st.booleans())
+        if ranges and is_cut:
+            cuts.append(Cut(axis, ranges))
+    return shape, tuple(cuts)
+
+
+def picked(array: NDArray[Any], part: Part) -> NDArray[Any]:
+    indices = [np.arange(size) for size in array.shape]
+    for cut in part:
+        indices[cut.axis] = np.concatenate([np.arange(*range_) for range_ in cut.ranges])
+    return array[np.ix_(*indices)]
+
+
+def is_picked(array: NDArray[Any], part: Part) -> NDArray[np.bool_]:
+    numbers = np.arange(array.size).reshape(array.shape)
+    return np.isin(numbers, picked(numbers, part))
+
+
+@given(cut_shapes(), st.integers(1, 60))
+def test_boxes_are_all_bytes_in_order(cut: tuple[tuple[int, ...], Part], limit: int) -> None:
+    shape, _ = cut
+    numbers = np.arange(prod(shape)).reshape(shape)
+    seen = [numbers[box.place][box.start : box.stop].reshape(-1) for box in boxes(shape, limit)]
+    assert np.concatenate(seen).tolist() == list(range(numbers.size))
+    assert all(each.size <= limit for each in seen)
+
+
+@given(cut_shapes(), st.integers(1, 60))
+def test_a_part_is_scattered_as_numpy_picks_it_and_collected_back(
+    cut: tuple[tuple[int, ...], Part], limit: int
+) -> None:
+    shape, part = cut
+    whole = np.random.default_rng(1).integers(1, 256, shape, np.uint8)
+    own, back = bytearray(prod(part_shape(shape, part))), np.zeros_like(whole)
+    expected = 0
+    for box in boxes(shape, limit):
+        held = memoryview(bytearray(whole[box.place][box.start : box.stop].tobytes()))
+        into = memoryview(bytearray(len(held)))
+        for overlap in find_overlaps(shape, part, box):
+            out = memoryview(own)[overlap.offset : overlap.offset + overlap.nbytes]
+            scatter(shape, box, held, overlap, out)
+            collect(shape, box, into, overlap, out)
+            assert overlap.offset == expected
+            expected += overlap.nbytes
+            if overlap.is_contiguous:
+                assert held[overlap.start : overlap.start + overlap.nbytes] == out
+        piece = back[box.place][box.start : box.stop]
+        piece[...] = np.frombuffer(into, np.uint8).reshape(piece.shape)
+    assert bytes(own) == picked(whole, part).tobytes()
+    assert (back == np.where(is_picked(whole, part), whole, 0)).all()
+
+
+def test_the_columns_of_blocks_are_cut_as_the_bytes_of_whole_blocks() -> None:
+    info = TensorInfo("w", (3, 96), ENCODINGS["Q8_0"])
+    assert byte_shape(info) == (3, 3 * 34)
+    part = byte_part(info, (Cut(0, ((1, 2),)), Cut(1, ((32, 96),))))
+    assert part == (Cut(0, ((1, 2),)), Cut(1, ((34, 102),)))
+
+
+def test_a_scalar_is_a_run_of_its_bytes() -> None:
+    info = TensorInfo("w", (), ENCODINGS["F32"])
+    assert byte_shape(info) == (4,)
+    assert [(box.start, box.stop) for box in boxes((4,), 100)] == [(0, 4)]
+    assert list(boxes((0, 4), 100)) == []
