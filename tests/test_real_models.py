@@ -55,6 +55,7 @@ def numbers(smollm2: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_smollm2_to_safetensors_bf16_has_the_values_of_the_reference(
     converted: Callable[..., Path], numbers: dict[str, Any]
 ) -> None:
@@ -66,6 +67,7 @@ def test_smollm2_to_safetensors_bf16_has_the_values_of_the_reference(
             assert np.array_equal(found, values.astype(ml_dtypes.bfloat16).astype(np.float32)), name
 
 
+@pytest.mark.long
 def test_smollm2_to_q8_0_is_read_by_gguf_and_close_to_the_source(
     converted: Callable[..., Path], numbers: dict[str, Any]
 ) -> None:
@@ -78,6 +80,7 @@ def test_smollm2_to_q8_0_is_read_by_gguf_and_close_to_the_source(
         assert tensor.tensor_type.name == ("Q8_0" if matrix else "F32")
 
 
+@pytest.mark.long
 def test_smollm2_as_q8_0_generates_in_llama_cpp_what_the_source_generates(
     converted: Callable[..., Path], smollm2: Path, scratch: Path
 ) -> None:
@@ -90,6 +93,7 @@ def test_smollm2_as_q8_0_generates_in_llama_cpp_what_the_source_generates(
         assert math.isclose(one, other, abs_tol=0.1)
 
 
+@pytest.mark.long
 def test_smollm2_as_q4_k_falls_back_as_llama_cpp_does_and_runs_there(
     converted: Callable[..., Path], scratch: Path
 ) -> None:
@@ -101,6 +105,7 @@ def test_smollm2_as_q4_k_falls_back_as_llama_cpp_does_and_runs_there(
     assert "Paris" in generate(out, PROMPT, 4, scratch).text
 
 
+@pytest.mark.long
 def test_smollm2_copied_to_gguf_is_the_same_to_llama_cpp_to_the_last_bit(
     converted: Callable[..., Path], smollm2: Path, scratch: Path
 ) -> None:
@@ -112,6 +117,7 @@ def test_smollm2_copied_to_gguf_is_the_same_to_llama_cpp_to_the_last_bit(
         assert node.data().view() == after[name].data().view()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [("--dtype", "f32"), ("--dtype", "bf16"), ("--quant", "Q8_0")], ids=str
 )
@@ -134,6 +140,7 @@ def test_minilm_lists_as_a_person_expects(weightctl: Run, minilm: Path) -> None:
     assert "encoder.layer.[0-5]  x6" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K"])
 def test_minilm_converts_to_a_quantized_gguf_that_gguf_reads(
     weightctl: Run, minilm: Path, scratch: Path, quant: str
@@ -156,6 +163,7 @@ def test_minilm_converts_to_a_quantized_gguf_that_gguf_reads(
     assert tensors["position_embd.weight"].tensor_type.name == "F32"
 
 
+@pytest.mark.long
 def test_minilm_converts_to_a_directory_that_transformers_loads(
     weightctl: Run, minilm: Path, scratch: Path
 ) -> None:
@@ -181,6 +189,7 @@ def test_silero_lists_its_scalars_and_odd_shapes(weightctl: Run, silero: Path) -
         }
 
 
+@pytest.mark.long
 def test_vocabulary_files_list_with_their_metadata(vocabularies: list[Path]) -> None:
     assert len(vocabularies) == 19
     versions = [int.from_bytes(path.read_bytes()[4:8], "little") for path in vocabularies]
@@ -194,6 +203,7 @@ def test_vocabulary_files_list_with_their_metadata(vocabularies: list[Path]) -> 
         assert metadata["general.architecture"].type == "string"
 
 
+@pytest.mark.long
 def test_metadata_of_a_vocabulary_file_is_what_gguf_reads(vocabularies: list[Path]) -> None:
     (path,) = [each for each in vocabularies if each.name == "ggml-vocab-gpt-2.gguf"]
     reader, metadata = GGUFReader(path), open_weights(path).metadata
@@ -214,6 +224,7 @@ def test_a_version_2_file_converts_to_version_3_with_equal_metadata(
     assert dict(open_weights(out).metadata) == dict(open_weights(old).metadata)
 
 
+@pytest.mark.long
 def test_smollm2_to_a_pytorch_bin_and_back_is_what_it_is_without_the_way(
     converted: Callable[..., Path], weightctl: Run, scratch: Path
 ) -> None:

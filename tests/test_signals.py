@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents
-from outcomes import EACH_KIND, KINDS, begun, leftovers, random_model, standing, strikes
+from outcomes import KINDS, begun, leftovers, random_model, standing, strikes
 from weightctl import open_weights
 from weightctl.system.temporary import SWITCH
 from weightctl.write.save import save
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Files = dict[str, bytes]
 
 TENSORS = 3
-MOMENTS = 50
+FIRST = [(KINDS["file"], signal.SIGINT), (KINDS["set"], signal.SIGKILL)]
 
 
 @pytest.fixture(scope="module")
@@ -112,22 +112,29 @@ def held_by(files: Files) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
         return contents(open_weights(directory))
 
 
-def spread(number: int, span: float) -> Iterator[float]:
+def spread(number: int, span: float, count: int) -> Iterator[float]:
     """Yield random moments, one in each of several equal parts of a time span."""
     moments = random.Random(number)
-    yield from (span * (part + moments.random()) / MOMENTS for part in range(MOMENTS))
+    yield from (span * (part + moments.random()) / count for part in range(count))
 
 
 @pytest.mark.parametrize(
-    "kind", [KINDS["file"], KINDS["directory"], KINDS["set"]], ids=lambda kind: kind.name
+    ("kind", "number", "count"),
+    [
+        *((*each, 5) for each in FIRST),
+        *(
+            pytest.param(KINDS[kind], number, 50, marks=pytest.mark.long)
+            for kind in ("file", "directory", "set")
+            for number in (signal.SIGINT, signal.SIGKILL)
+        ),
+    ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_at_50_random_moments_leaves_the_old_output_or_the_new(
-    place: Place, kind: Kind, struck: Strikes, number: signal.Signals
+def test_a_signal_at_random_moments_leaves_the_old_output_or_the_new(
+    place: Place, kind: Kind, struck: Strikes, number: signal.Signals, count: int
 ) -> None:
     span = statistics.median(struck.run(*place.arguments).seconds for _ in range(3))
     codes = []
-    for moment in spread(number, span):
+    for moment in spread(number, span, count):
         place.restore()
         ended = struck.run(*place.arguments, number=number, seconds=moment)
         codes.append(ended.code)
@@ -137,14 +144,26 @@ def test_a_signal_at_50_random_moments_leaves_the_old_output_or_the_new(
         assert ended.errors == "" or ended.errors.startswith("Exception ignored in")
         assert is_old_or_new(place) or (kind.is_split and was_killed and reads_as_old_or_new(place))
         assert was_killed or leftovers(place.path) == []
-    assert codes.count(0) < MOMENTS
+    assert codes.count(0) < count
     assert struck.run(*place.arguments).code == 0
     assert standing(place.path) == place.new
     assert leftovers(place.path) == []
 
 
-@EACH_KIND
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        pytest.param(
+            kind,
+            number,
+            id=f"{number.name}-{kind.name}",
+            # One kind for each signal, of the two ways of replacing: a file, and a set of files.
+            marks=[] if (kind, number) in FIRST else [pytest.mark.long],
+        )
+        for kind in KINDS.values()
+        for number in (signal.SIGINT, signal.SIGKILL)
+    ],
+)
 def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the_new(
     place: Place, kind: Kind, struck: Strikes, number: signal.Signals
 ) -> None:

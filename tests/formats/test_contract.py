@@ -15,6 +15,7 @@ from hypothesis import given, settings
 
 from build import Gguf, Tensor
 from copying import FRAMEWORK, contents, copied, held, spoken
+from each import each, few_or_many
 from strategies import INTERPRETED, metadata, tensors
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, tuple[Encoding, tuple[int, ...], bytes]]
 Contents = dict[str, tuple[str, tuple[int, ...], bytes]]
-EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(deadline=None, derandomize=True, database=None)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +51,9 @@ def without_framework(values: Mapping[str, MetadataValue]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_written_reads_back_equal(name: str, folder: Path) -> None:
-    @EXAMPLES
+@few_or_many("count", 15, 60)
+def test_what_is_written_reads_back_equal(name: str, count: int, folder: Path) -> None:
+    @settings(EXAMPLES, max_examples=count)
     @given(tensors(fit(name)), metadata())
     def holds(drawn: Tensors, values: dict[str, MetadataValue]) -> None:
         weights = held(drawn, values)
@@ -65,12 +67,13 @@ def test_what_is_written_reads_back_equal(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("way", list(product(FORMATS, FORMATS)), ids=" ".join)
+@few_or_many("count", 8, 60)
 def test_a_way_through_two_formats_and_back_loses_nothing(
-    way: tuple[str, str], folder: Path
+    way: tuple[str, str], count: int, folder: Path
 ) -> None:
     shared = [encoding for encoding in fit(way[0]) if encoding in fit(way[1])]
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=count)
     @given(tensors(shared), metadata())
     def holds(drawn: Tensors, values: dict[str, MetadataValue]) -> None:
         first = weights = held(drawn, values)
@@ -164,8 +167,8 @@ SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES)
+@each("name", FORMATS)
+@each("shape", SHAPES)
 def test_every_encoding_in_every_shape_reads_back_equal(
     name: str, shape: str, tmp_path: Path
 ) -> None:
@@ -293,14 +296,15 @@ def test_a_name_that_is_too_long_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_twenty_thousand_tensors_read_back_equal(name: str, tmp_path: Path) -> None:
+@few_or_many("count", 500, 20_000)
+def test_many_tensors_read_back_equal(name: str, count: int, tmp_path: Path) -> None:
     encoding = ENCODINGS["F16"]
     weights = held(
         {
             f"model.layers.{number // 9}.experts.{number}.weight": (
                 *(encoding, (2,), number.to_bytes(4, "little")),
             )
-            for number in range(20_000)
+            for number in range(count)
         }
     )
     back = written(name, weights, tmp_path)
@@ -326,7 +330,7 @@ def test_every_type_of_gguf_has_its_fields_said() -> None:
     assert FIELDS.keys() | {"IQ2_XXS"} == {encoding.name for encoding in fit("gguf")}
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "kind"),
     [(name, kind) for name in FORMATS for kind in FIELDS if ENCODINGS[kind] in fit(name)],
 )

@@ -109,6 +109,7 @@ def test_zip64_where_there_are_many_members(count: int) -> None:
     assert not archive.read(f"archive/data/{count - 1}")
 
 
+@pytest.mark.long
 def test_torch_finds_each_of_many_tensors() -> None:
     count = 65_540
     planned = layout([TensorInfo(str(number), (1,), I8) for number in range(count)], {})

@@ -85,7 +85,15 @@ def test_a_type_whose_search_heeds_nothing_gets_nothing(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "encoding", [name for name, each in ENCODINGS.items() if each.quantization and each.codec]
+    "encoding",
+    [
+        # ggml takes seconds to prepare the grids of the first three groups.
+        pytest.param(
+            name, marks=[pytest.mark.long] if name.startswith(("IQ1", "IQ2", "IQ3")) else []
+        )
+        for name, encoding in ENCODINGS.items()
+        if encoding.quantization and encoding.codec
+    ],
 )
 def test_the_types_that_heed_importance_are_those_of_ggml(encoding: str) -> None:
     rows = ARRAYS[MATRIX]

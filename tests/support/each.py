@@ -67,6 +67,11 @@ def each(
     return decorate
 
 
+def few_or_many(name: str, few: int, many: int) -> pytest.MarkDecorator:
+    """Return a decorator that gives a test a small count, and a large one in the long layer."""
+    return pytest.mark.parametrize(name, [few, pytest.param(many, marks=pytest.mark.long)])
+
+
 def _loop(test: Test, table: list[tuple[str, dict[str, Any]]]) -> Test:
     signature = inspect.signature(test)
     given = {name for _, values in table for name in values}

@@ -134,6 +134,7 @@ def test_where_llama_cpp_stops_is_known(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_where_llama_cpp_stops_is_known_of_real_vocabularies(name: str) -> None:
     path = fetch("vocabularies") / f"ggml-vocab-{name}.gguf"

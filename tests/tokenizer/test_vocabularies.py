@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.long]
 NAMES = (
     "bert-bge", "command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe",
     "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder",

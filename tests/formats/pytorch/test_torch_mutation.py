@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audited import forget_peak, opened, peak
+from each import few_or_many
 from payloads import (
     Entry,
     bytewise,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(deadline=None, derandomize=True, database=None)
 
 
 def _state() -> dict[str, Any]:
@@ -136,8 +137,9 @@ def test_every_seed_is_listed(seeds: dict[str, bytes], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_changed_bytes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> None:
-    @EXAMPLES
+@few_or_many("count", 15, 80)
+def test_changed_bytes(name: str, count: int, seeds: dict[str, bytes], tmp_path: Path) -> None:
+    @settings(EXAMPLES, max_examples=count)
     @given(changes)
     def holds(drawn: Any) -> None:
         use(tmp_path / "changed", bytewise(seeds[name], drawn))
@@ -146,14 +148,16 @@ def test_changed_bytes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_file_that_is_cut(name: str, seeds: dict[str, bytes], tmp_path: Path) -> None:
+@few_or_many("count", 60, 300)
+def test_a_file_that_is_cut(name: str, count: int, seeds: dict[str, bytes], tmp_path: Path) -> None:
     raw = seeds[name]
-    for length in range(0, len(raw), max(len(raw) // 300, 1)):
+    for length in range(0, len(raw), max(len(raw) // count, 1)):
         use(tmp_path / "cut", raw[:length])
 
 
 @pytest.mark.parametrize("name", [name for name in SEEDS if name != "tar"])
-def test_changed_opcodes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> None:
+@few_or_many("count", 15, 80)
+def test_changed_opcodes(name: str, count: int, seeds: dict[str, bytes], tmp_path: Path) -> None:
     raw = seeds[name]
     head, members, pickled = b"", {}, raw
     if name.startswith("zip"):
@@ -170,7 +174,7 @@ def test_changed_opcodes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> 
     pieces = opcodes(pickled)
     behind = pickled[sum(map(len, pieces)) :]
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=count)
     @given(changes)
     def holds(drawn: Any) -> None:
         made = changed(pieces, drawn)
@@ -182,8 +186,9 @@ def test_changed_opcodes(name: str, seeds: dict[str, bytes], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("form", ["pickle", "zip", "stream", "protocol 0"])
-def test_opcodes_in_any_order(form: str, tmp_path: Path) -> None:
-    @settings(EXAMPLES, max_examples=600)
+@few_or_many("count", 60, 600)
+def test_opcodes_in_any_order(form: str, count: int, tmp_path: Path) -> None:
+    @settings(EXAMPLES, max_examples=count)
     @given(sequences)
     def holds(drawn: bytes) -> None:
         made = whole(drawn, protocol=4)
@@ -199,8 +204,9 @@ def test_opcodes_in_any_order(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "head", [b"", b"\x80\2", b"\x80\4\x95", b"PK\3\4", b"PK\5\6", b"(", b"]", stream(b"")[:20]]
 )
-def test_any_bytes(head: bytes, tmp_path: Path) -> None:
-    @EXAMPLES
+@few_or_many("count", 15, 80)
+def test_any_bytes(head: bytes, count: int, tmp_path: Path) -> None:
+    @settings(EXAMPLES, max_examples=count)
     @given(st.binary(max_size=200))
     def holds(rest: bytes) -> None:
         use(tmp_path / "any", head + rest)
@@ -215,10 +221,11 @@ numbers = st.one_of(
 )  # fmt: skip
 
 
-def test_zips_that_say_anything(tmp_path: Path) -> None:
+@few_or_many("count", 60, 400)
+def test_zips_that_say_anything(count: int, tmp_path: Path) -> None:
     good = whole(mapping(text("a") + tensor(storage())))
 
-    @settings(EXAMPLES, max_examples=400)
+    @settings(EXAMPLES, max_examples=count)
     @given(st.data())
     def holds(drawn: st.DataObject) -> None:
         some = st.none() | numbers
@@ -246,10 +253,11 @@ sizes = st.one_of(
 )
 
 
-def test_tensors_that_say_anything(tmp_path: Path) -> None:
+@few_or_many("count", 100, 400)
+def test_tensors_that_say_anything(count: int, tmp_path: Path) -> None:
     listed = 0
 
-    @settings(EXAMPLES, max_examples=400)
+    @settings(EXAMPLES, max_examples=count)
     @given(st.lists(st.tuples(sizes, st.just(0) | sizes), max_size=4), sizes, sizes)
     def holds(drawn: list[tuple[int, int]], offset: int, count: int) -> None:
         nonlocal listed
@@ -262,7 +270,7 @@ def test_tensors_that_say_anything(tmp_path: Path) -> None:
         listed += use(tmp_path / "zip", torch_zip(whole(made + b"R"), data())).startswith("listed")
 
     holds()
-    assert listed > 20
+    assert listed > count // 20
 
 
 def test_a_tensor_of_a_single_number_is_listed_however_large_it_is(tmp_path: Path) -> None:
@@ -322,10 +330,13 @@ def command(*arguments: str) -> tuple[int, str]:
     return 0, message.getvalue()
 
 
-def test_the_command_says_of_each_what_it_is(tmp_path: Path, seeds: dict[str, bytes]) -> None:
+@few_or_many("count", 30, 200)
+def test_the_command_says_of_each_what_it_is(
+    count: int, tmp_path: Path, seeds: dict[str, bytes]
+) -> None:
     path = tmp_path / "said.pt"
 
-    @settings(EXAMPLES, max_examples=200)
+    @settings(EXAMPLES, max_examples=count)
     @given(st.sampled_from(SEEDS), changes, sequences)
     def holds(name: str, drawn: Any, other: bytes) -> None:
         raw = bytewise(seeds[name], drawn) if len(drawn) % 2 else whole(other)
