@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -103,9 +103,38 @@ def package_of_name(name: str) -> str:
     return "nn.models" if parts[:2] == ["nn", "models"] else parts[0]
 
 
+class Facts(NamedTuple):
+    """What a module imports, and the names of what it defines and of its variables."""
+
+    imports: set[str]
+    defined: set[str]
+    variables: set[str]
+
+
 @cache
+def list_trees() -> dict[Path, ast.Module]:
+    return dict(parse_modules(PACKAGE).values())
+
+
+@cache
+def read_facts(module: Path) -> Facts:
+    defined, variables = {module.stem}, set[str]()
+    nodes = list(ast.walk(list_trees()[module]))
+    for node in nodes:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                defined.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
+                variables.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                variables.add(name)
+            case _:
+                pass
+    return Facts(imports_in(nodes), defined, variables)
+
+
 def imports_of(module: Path) -> set[str]:
-    return imports_in(ast.walk(ast.parse(module.read_text())))
+    return read_facts(module).imports
 
 
 def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -152,7 +181,7 @@ def test_what_is_imported_on_use_closes_the_listed_cycles_alone() -> None:
 
 def test_what_points_up_is_for_type_checkers() -> None:
     for module, name in UPWARD:
-        tree = ast.parse((PACKAGE / module).read_text())
+        tree = list_trees()[PACKAGE / module]
         unchecked = [node for node in tree.body if not is_for_checkers(node)]
         assert name in imports_of(PACKAGE / module)
         assert name not in imports_in(node for top in unchecked for node in ast.walk(top))
@@ -318,12 +347,7 @@ def test_no_short_module_has_a_single_importer() -> None:
 
 def test_names_are_those_of_the_glossary() -> None:
     for module in MODULES:
-        defined = [
-            node.name
-            for node in ast.walk(ast.parse(module.read_text()))
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        ]
-        for name in (module.stem, *defined):
+        for name in read_facts(module).defined:
             assert name.strip("_").lower() not in REPLACED, f"{module}: {name}"
 
 
@@ -336,14 +360,8 @@ PRIVATE_WORDS = {
 
 def test_variables_are_in_the_words_of_the_glossary() -> None:
     for module in MODULES:
-        for node in ast.walk(ast.parse(module.read_text())):
-            match node:
-                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()):
-                    assert name.strip("_").lower() not in PRIVATE_WORDS, f"{module}: {name}"
-                case ast.Attribute(attr=name, ctx=ast.Store()):
-                    assert name.strip("_").lower() not in PRIVATE_WORDS, f"{module}: {name}"
-                case _:
-                    pass
+        for name in read_facts(module).variables:
+            assert name.strip("_").lower() not in PRIVATE_WORDS, f"{module}: {name}"
 
 
 def test_class_names_are_unique_in_the_package() -> None:

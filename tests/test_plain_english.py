@@ -8,14 +8,18 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from weightctl.cli import COMMANDS, app
+if __name__ == "__main__":  # pytest has this folder in its path
+    sys.path.append(str(Path(__file__).parent / "support"))
+
+from commands import run_command
+from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,13 +118,23 @@ class Offender(NamedTuple):
 def offenders() -> Iterator[Offender]:
     """Yield every text with a pattern of the old style."""
     for place, text in texts():
-        plain = " ".join(text.split())
-        for right in EXEMPT:
-            plain = plain.replace(right, "")
-        for match in _OLD.finditer(plain):
-            start = max(match.start() - 40, 0)
-            advice = _ADVICE[int((match.lastgroup or "p0")[1:])]
-            yield Offender(place, match[0], plain[start : match.end() + 60], advice)
+        for found, shown, advice in find_old_style(" ".join(text.split())):
+            yield Offender(place, found, shown, advice)
+
+
+@cache
+def find_old_style(text: str) -> list[tuple[str, str, str]]:
+    """Return what matches, the text around it, and the advice; half of all texts are repeated."""
+    for right in EXEMPT:
+        text = text.replace(right, "")
+    return [
+        (
+            match[0],
+            text[max(match.start() - 40, 0) : match.end() + 60],
+            _ADVICE[int((match.lastgroup or "p0")[1:])],
+        )
+        for match in _OLD.finditer(text)
+    ]
 
 
 def texts() -> Iterator[tuple[str, str]]:
@@ -137,7 +151,7 @@ def texts() -> Iterator[tuple[str, str]]:
         yield f"CHANGELOG.md:{line}", text
     for command in ([], *([name] for name in COMMANDS)):
         arguments = [*command, "--help"]
-        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
+        shown = run_command(*arguments, COLUMNS="200").stdout
         for number, text in paragraphs(shown):
             yield f"--help of weightctl {' '.join(command)}:{number}".replace(" :", ":"), text
 

@@ -88,6 +88,11 @@ def _walk(node: ast.AST, *, on_use: bool) -> Iterator[ast.AST]:
 
 def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:
     """Return the groups of modules that all import each other, directly or not."""
+    # What imports nothing that is left is not in a cycle, nor is what only it imports.
+    left = {name: set(others) for name, others in loaded.items()}
+    while ends := {name for name, others in left.items() if not others & left.keys()}:
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+    loaded = {name: others & left.keys() for name, others in left.items()}
     reached: dict[str, set[str]] = {}
     for name, first in loaded.items():
         found, waiting = set[str](), first
