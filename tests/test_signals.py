@@ -49,7 +49,7 @@ def models(scratch: Path) -> Models:
     return Models(
         random_model(scratch / "old", TENSORS, 8, seed=1),
         random_model(scratch / "small", TENSORS, 8, seed=2),
-        random_model(scratch / "large", TENSORS, 2048, seed=3),
+        random_model(scratch / "large", TENSORS, 1024, seed=3),
     )
 
 
@@ -151,24 +151,21 @@ def test_a_signal_at_random_moments_leaves_the_old_output_or_the_new(
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"),
+    ("kind", "number", "every"),
     [
-        pytest.param(
-            kind,
-            number,
-            id=f"{number.name}-{kind.name}",
-            # One kind for each signal, of the two ways of replacing: a file, and a set of files.
-            marks=[] if (kind, number) in FIRST else [pytest.mark.long],
-        )
-        for kind in KINDS.values()
-        for number in (signal.SIGINT, signal.SIGKILL)
+        *((*each, 4) for each in FIRST),
+        *(
+            pytest.param(kind, number, 1, marks=pytest.mark.long)
+            for kind in KINDS.values()
+            for number in (signal.SIGINT, signal.SIGKILL)
+        ),
     ],
 )
 def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the_new(
-    place: Place, kind: Kind, struck: Strikes, number: signal.Signals
+    place: Place, kind: Kind, struck: Strikes, number: signal.Signals, every: int
 ) -> None:
     was_killed = number == signal.SIGKILL
-    for call, _ in at_each_call(place, struck, number):
+    for call, _ in at_calls(place, struck, number, every):
         assert is_old_or_new(place) or (
             kind.is_split and was_killed and reads_as_old_or_new(place)
         ), call
@@ -178,18 +175,21 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
 
 
 @pytest.mark.parametrize("kind", [KINDS["file"]], ids=["file"])
-def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(place: Place, struck: Strikes) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(
+    place: Place, struck: Strikes, every: int
+) -> None:
     # An exception within such a call leaves the lock locked, and a thread waiting.
-    for call, ended in at_each_call(place, struck, signal.SIGINT, "locks"):
+    for call, ended in at_calls(place, struck, signal.SIGINT, every, "locks"):
         assert ended.code == 130, (call, ended.errors)
         assert is_old_or_new(place)
 
 
-def at_each_call(
-    place: Place, struck: Strikes, number: signal.Signals, calls: str = "names"
+def at_calls(
+    place: Place, struck: Strikes, number: signal.Signals, every: int, calls: str = "names"
 ) -> Iterator[tuple[int, Ended]]:
-    """Send the signal at each call in turn, over the old output, until a run has no such call."""
-    for call in itertools.count(1):
+    """Send the signal at every n-th call, over the old output, until a run has no such call."""
+    for call in itertools.count(1, every):
         place.restore()
         ended = struck.run(*place.arguments, number=number, calls=calls, call=call)
         if not ended.was_struck:

@@ -43,7 +43,14 @@ class Place(NamedTuple):
     read: Callable[[str], bytes]
 
 
-@pytest.fixture(params=["file", "s3", "gs", "azurite", "moto", "hf"])
+@pytest.fixture(
+    params=[
+        "file",
+        "s3",
+        "hf",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("gs", "azurite", "moto")),
+    ]
+)
 def place(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import F16, F32, Q8_0, Gguf, Tensor, index_of, safetensors_of
+from each import few_or_many
 from weightctl import open_weights
 from weightctl.errors import WeightctlError
 from weightctl.formats import FORMATS
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 Changes = list[tuple[str, int, bytes]]
-EXAMPLES = settings(max_examples=250, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(deadline=None, derandomize=True, database=None)
 
 TENSORS = [
     Tensor("blk.0.attn_q.weight", (2, 32), Q8_0, bytes(68)),
@@ -106,7 +107,10 @@ def test_every_format_has_a_file_to_change() -> None:
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_a_changed_file_gives_a_result_or_an_error_of_ours(name: str, tmp_path: Path) -> None:
+@few_or_many("count", 50, 250)
+def test_a_changed_file_gives_a_result_or_an_error_of_ours(
+    name: str, count: int, tmp_path: Path
+) -> None:
     path = tmp_path / name
     (tmp_path / "part.safetensors").write_bytes(
         safetensors_of({"a": ("U8", (4,), bytes(4)), "b": ("U8", (4,), bytes(4))})
@@ -114,7 +118,7 @@ def test_a_changed_file_gives_a_result_or_an_error_of_ours(name: str, tmp_path: 
     path.write_bytes(SOUND[name])
     assert open_weights(path).header.tensors
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=count)
     @given(changes)
     def holds(drawn: Changes) -> None:
         path.write_bytes(changed(SOUND[name], drawn))
@@ -134,10 +138,13 @@ def test_a_file_cut_anywhere_gives_a_result_or_an_error_of_ours(name: str, tmp_p
 
 
 @pytest.mark.parametrize("head", [b"", b"GGUF\3\0\0\0", b"GGUF\0\0\0\3", b"GGUF\1\0\0\0", b"{"])
-def test_any_bytes_give_a_result_or_an_error_of_ours(head: bytes, tmp_path: Path) -> None:
+@few_or_many("count", 50, 250)
+def test_any_bytes_give_a_result_or_an_error_of_ours(
+    head: bytes, count: int, tmp_path: Path
+) -> None:
     path = tmp_path / "any"
 
-    @EXAMPLES
+    @settings(EXAMPLES, max_examples=count)
     @given(st.binary(max_size=200))
     def holds(rest: bytes) -> None:
         content = head + rest

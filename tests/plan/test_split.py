@@ -221,6 +221,7 @@ def test_parts_that_are_cut_off_are_not_merged(tmp_path: Path) -> None:
             open_weights(last)
 
 
+@pytest.mark.long
 def test_more_parts_than_names_can_count_are_refused() -> None:
     tensor = WeightData.from_numpy(np.zeros(1, np.uint8), "a")
     weights = as_checkpoint({str(number): tensor for number in range(65_536)})

@@ -68,7 +68,13 @@ def scale(folder: Path, importance: Path) -> ScaledTensors:
     return scale_activations(plan, recipe, decisions, encodings, searches)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] if number % 3 else [])
+        for number, name in enumerate(MODELS)
+    ],
+)
 def test_scaled_models_compute_the_same(tmp_path: Path, name: str) -> None:
     changes, count = MODELS[name]
     model = getattr(small_models, name)(**changes)
@@ -121,6 +127,7 @@ def test_columns_with_large_inputs_lose_less(tmp_path: Path, quant: str) -> None
     assert any("scales 2 of 14 weights" in note for note in done.plan.notes)
 
 
+@pytest.mark.long
 def test_the_output_does_not_depend_on_threads(tmp_path: Path) -> None:
     model = small_models.llama(num_hidden_layers=1)
     model.save_pretrained(tmp_path / "m")

@@ -37,6 +37,9 @@ class Costs:
         self.seconds = defaultdict[str, float](float)
         self.cases = Counter[str]()
 
+    def pytest_collection_finish(self) -> None:
+        self.spent = _count_seconds()  # collection is the cost of no test
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
