@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from each import each
 from engine_graphs import F32, loaded, numbers, ran
 from rows import in_blocks
 from runs import graph_of
@@ -51,7 +52,7 @@ def test_a_layer_runs_on_the_bytes_that_it_makes_itself() -> None:
     assert found.tolist() == [[0] * 4] * 2
 
 
-@pytest.mark.parametrize("shape", [(4, 68), (2, 136), (272,)])
+@each("shape", [(4, 68), (2, 136), (272,)])
 def test_the_rows_of_a_table_are_found_in_bytes_of_any_shape(
     quantized: tuple[Array, Array], shape: tuple[int, ...]
 ) -> None:

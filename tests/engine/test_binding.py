@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arrays import stored, weights_of
+from each import each
 from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, WeightData, open_weights, save
 from weightctl.dtype import ENCODINGS
@@ -55,9 +56,7 @@ def test_a_node_of_a_tree_is_a_registry_of_what_is_below_it(tiny_llama: Path) ->
     assert found.shape == info.shape
 
 
-@pytest.mark.parametrize(
-    "kind", ["numpy", "read-only", "strided", "torch", "data", "buffer", "node", "big-endian"]
-)
+@each("kind", ["numpy", "read-only", "strided", "torch", "data", "buffer", "node", "big-endian"])
 def test_a_mapping_may_hold_arrays_of_any_kind(kind: str) -> None:
     array = numbers(3, 4)
     read_only = array.copy()
@@ -88,9 +87,9 @@ def test_weights_in_memory_are_used_without_a_copy() -> None:
             array[:] = 0
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize(
-    ("stored_as", "wanted"),
+@each("resident", [False, True])
+@each(
+    "stored_as, wanted",
     [("bfloat16", "float32"), ("float16", "float32"), ("float8_e4m3fn", "bfloat16"),
      ("int8", "float32"), ("bool", "int64")],
 )  # fmt: skip
@@ -104,9 +103,9 @@ def test_numbers_become_a_dtype_that_holds_them_all(
     assert torch.from_dlpack(buffer).tolist() == [1, 0, 1]
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+@each("resident", [False, True])
+@each("wanted", ["float32", "bfloat16"])
+@each("name", ["Q8_0", "Q4_K"])
 def test_blocks_become_the_numbers_that_they_encode(
     name: str, wanted: str, resident: bool, tmp_path: Path
 ) -> None:
@@ -219,8 +218,8 @@ def test_a_weight_on_another_device_of_the_session_is_found() -> None:
 FLOAT16, BLOCKS = {"dtype": DType.float16}, {"quantization_encoding": Q8_0}
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("asked", [FLOAT16, BLOCKS], ids=["numbers", "blocks"])
+@each("resident", [False, True])
+@each("asked", [FLOAT16, BLOCKS], ids=["numbers", "blocks"])
 def test_what_was_allocated_is_for_the_weight_that_was_given_alone(
     asked: dict[str, Any], resident: bool
 ) -> None:
@@ -259,7 +258,7 @@ def test_a_subgraph_takes_what_was_allocated_by_each_name_it_is_called_for() -> 
         np.testing.assert_array_equal(found.to_numpy(), expected)
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_a_weight_that_is_changed_later_stays_what_it_was_in_the_graph(resident: bool) -> None:
     weight = Weight("w", F32, (4,))
     with Graph("sum") as graph:
@@ -274,7 +273,7 @@ def test_a_weight_that_is_changed_later_stays_what_it_was_in_the_graph(resident:
     assert (found.dtype, found.tolist()) == (np.float32, [2] * 4)
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_integers_that_may_not_fit_are_refused_and_do_not_wrap(resident: bool) -> None:
     with Graph("narrow") as graph:
         graph.output(Weight("w", DType.int32, (2,)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import stored
+from each import each
 from engine_graphs import F32, counted, loaded, numbers, ran
 from weightctl import open_weights
 from weightctl.graph import Graph, TensorType, Weight, ops
@@ -47,9 +48,7 @@ def expected(x: Array, shares: Array, weights: dict[str, Array]) -> Array:
     return np.asarray(sum(parts))
 
 
-@pytest.mark.parametrize(
-    ("used", "reads"), [((0, 2), {"w0": 1, "w2": 1}), ((1,), {"w1": 1}), ((), {})]
-)
+@each("used, reads", [((0, 2), {"w0": 1, "w2": 1}), ((1,), {"w1": 1}), ((), {})])
 def test_weights_of_a_column_that_chooses_no_row_are_not_read(
     used: tuple[int, ...], reads: dict[str, int], weights: dict[str, Array], tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arrays import stored, weights_of
+from each import each
 from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
@@ -32,7 +33,7 @@ def executed(graph: Graph, *inputs: Any, registry: Any = None, **options: Any) -
 
 
 @on_a_gpu
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_results_are_those_of_the_cpu(resident: bool) -> None:
     x, weights = numbers(5, 64), stack_weights(width=64)
     expected = ran(stack(width=64), x, registry=weights)
@@ -41,7 +42,7 @@ def test_results_are_those_of_the_cpu(resident: bool) -> None:
 
 
 @on_a_gpu
-@pytest.mark.parametrize(("name", "near"), [("bfloat16", 2e-2), ("float16", 2e-3)])
+@each("name, near", [("bfloat16", 2e-2), ("float16", 2e-3)])
 def test_results_of_half_the_width_are_near_those_of_the_cpu(name: str, near: float) -> None:
     def product(device: DeviceRef) -> Graph:
         kind = TensorType(DType(name), (32, 64), device)
@@ -135,7 +136,7 @@ def test_resident_weights_move_once_when_the_graph_is_loaded(tmp_path: Path) -> 
 
 
 @on_a_gpu
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_blocks_become_numbers_on_the_device(resident: bool, tmp_path: Path) -> None:
     plan = Plan.copy(weights_of({"w.weight": numbers(8, 256)}), "gguf")
     save(cast(plan, ENCODINGS["Q4_K"]), tmp_path / "a.gguf")

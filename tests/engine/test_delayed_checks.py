@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from engine_graphs import F32, loaded, numbers
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType
@@ -78,7 +79,7 @@ def test_the_first_error_is_raised(delayed: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("delayed")
-@pytest.mark.parametrize("rows", [0, 3])
+@each("rows", [0, 3])
 def test_no_rows_need_no_table(rows: int) -> None:
     with Graph("rows", [TensorType(INT64, ("n",))]) as graph:
         graph.output(ops.embedding(Weight("w", F32, (rows, 4)), graph.inputs[0]))
@@ -89,7 +90,7 @@ def test_no_rows_need_no_table(rows: int) -> None:
             model.execute(np.zeros(1, np.int64))
 
 
-@pytest.mark.parametrize("function", [ops.floordiv, ops.mod])
+@each("function", [ops.floordiv, ops.mod])
 def test_integers_are_not_divided_by_zero(function: Any) -> None:
     kind = TensorType(INT64, (2,))
     with Graph("quotients", [kind, kind]) as graph:

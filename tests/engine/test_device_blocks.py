@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 import torch
 
 from arrays import stored, weights_of
+from each import each
 from engine_graphs import F32, loaded, numbers
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
@@ -24,6 +24,8 @@ from weightctl.plan.cast import cast
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from weightctl import Weights
 
@@ -49,8 +51,8 @@ def same(found: torch.Tensor, raw: Array, name: str, dtype: DType) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@each("dtype", DTYPES, ids=str)
+@each("name", NAMES)
 def test_any_bytes_give_the_bytes_of_the_codec(name: str, dtype: DType) -> None:
     raw = any_bytes(name, 3, 700)
     same(decode_there(torch.from_numpy(raw), ENCODINGS[name], torch_dtype(dtype)), raw, name, dtype)
@@ -100,8 +102,8 @@ def reading(name: str, device: DeviceRef) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("name", ["Q4_K", "MXFP4"])
+@each("resident", [False, True])
+@each("name", ["Q4_K", "MXFP4"])
 def test_graphs_decode_on_their_device(
     name: str, resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +125,8 @@ def test_graphs_decode_on_their_device(
 
 
 @on_a_gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
+@each("dtype", DTYPES, ids=str)
+@each("name", NAMES)
 def test_any_bytes_on_a_gpu_give_the_bytes_of_the_codec(name: str, dtype: DType) -> None:
     raw = any_bytes(name, 3, 700)
     found = decode_there(torch.from_numpy(raw).cuda(), ENCODINGS[name], torch_dtype(dtype))
@@ -132,8 +134,8 @@ def test_any_bytes_on_a_gpu_give_the_bytes_of_the_codec(name: str, dtype: DType)
 
 
 @on_a_gpu
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize("name", [*NAMES, "Q3_K", "IQ4_XS"])
+@each("resident", [False, True])
+@each("name", [*NAMES, "Q3_K", "IQ4_XS"])
 def test_graphs_on_a_gpu_read_blocks(name: str, resident: bool, tmp_path: Path) -> None:
     tree, x = table(name, tmp_path), numbers(2, 256, seed=1)
     expected = loaded(reading(name, CPU), tree).execute(x)
@@ -145,7 +147,7 @@ def test_graphs_on_a_gpu_read_blocks(name: str, resident: bool, tmp_path: Path) 
 
 
 @on_a_gpu
-@pytest.mark.parametrize("name", ["Q4_K", "F8_E4M3"])
+@each("name", ["Q4_K", "F8_E4M3"])
 def test_a_gpu_keeps_quantized_weights_as_they_are_stored(name: str, tmp_path: Path) -> None:
     rows, width = 2048, 4096
     encoding = ENCODINGS[name]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from engine_graphs import F32, numbers
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType, WeightData, nn
@@ -72,8 +73,8 @@ def product(device: DeviceRef) -> tuple[nn.Linear, Graph]:
 
 
 @on_a_gpu
-@pytest.mark.parametrize("device", [CPU, GPU])
-@pytest.mark.parametrize("resident", [False, True])
+@each("device", [CPU, GPU])
+@each("resident", [False, True])
 def test_weights_on_a_gpu_are_used_on_either_device(device: DeviceRef, resident: bool) -> None:
     layer, graph = product(device)
     weight = torch.from_numpy(numbers(32, 64)).to(torch.bfloat16).cuda()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from weightctl import Buffer, DeviceRef, DType
 from weightctl.engine import DeviceBuffer
 from weightctl.engine.arrays import buffer_of, tensor_of
@@ -32,8 +33,8 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.value)
-@pytest.mark.parametrize("shape", [(2, 3), (), (0, 3)])
+@each("dtype", DTYPES, ids=lambda dtype: dtype.value)
+@each("shape", [(2, 3), (), (0, 3)])
 def test_numbers_of_every_type_go_there_and_back_without_a_copy(
     dtype: DType, shape: tuple[int, ...]
 ) -> None:
@@ -47,7 +48,7 @@ def test_numbers_of_every_type_go_there_and_back_without_a_copy(
         assert back.data_ptr() == tensor.data_ptr()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.value)
+@each("dtype", DTYPES, ids=lambda dtype: dtype.value)
 def test_every_type_has_one_name_on_either_side(dtype: DType) -> None:
     assert dtype_of(torch_dtype(dtype)) is dtype
 
@@ -60,8 +61,8 @@ def test_what_torch_has_no_type_for_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:The PyTorch API of nested")
-@pytest.mark.parametrize(
-    ("make", "says"),
+@each(
+    "make, says",
     [
         (torch.Tensor.to_sparse, "a sparse_coo tensor"),
         (torch.Tensor.to_sparse_csr, "a sparse_csr tensor"),
@@ -107,7 +108,7 @@ def test_an_array_that_nobody_may_write_to_is_not_copied() -> None:
     assert tensor.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
+@each(
     "array",
     [
         np.arange(6, dtype=np.int64).reshape(2, 3).T,

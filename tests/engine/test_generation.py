@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from each import each
 from weightctl import DeviceRef, DType, convert, open_weights
 from weightctl.engine import Generation, generate
 from weightctl.errors import ArchitectureError, EngineError
@@ -44,9 +45,7 @@ def test_the_tokens_are_those_of_transformers(llama: Path) -> None:
     np.testing.assert_array_equal(alone, found[1])
 
 
-@pytest.mark.parametrize(
-    "options", [{"devices": [CPU, CPU]}, {"resident": False}], ids=["two ranks", "streamed"]
-)
+@each("options", [{"devices": [CPU, CPU]}, {"resident": False}], ids=["two ranks", "streamed"])
 def test_ranks_and_streamed_weights_give_the_same_tokens(
     llama: Path, options: dict[str, Any]
 ) -> None:
@@ -81,8 +80,8 @@ def test_the_caller_can_choose_the_tokens(llama: Path) -> None:
         generate(tree, PROMPT, 1, choose=lambda _: [4])
 
 
-@pytest.mark.parametrize(
-    ("tokens", "says"),
+@each(
+    "tokens, says",
     [([], "float64 of shape"), ([[1.5]], "integers"), ([[[1]]], "one or two dimensions")],
 )
 def test_tokens_must_be_ids(llama: Path, tokens: Any, says: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import engine_graphs
 import watched_op
 from arrays import stored
+from each import each
 from engine_graphs import F32, counted, loaded, numbers
 from watched_op import watched
 from weightctl import convert, open_weights
@@ -192,7 +193,7 @@ def test_weights_that_fit_into_memory_are_read_once(tmp_path: Path) -> None:
     assert reads == {**kept, "layers.2.w": 3}
 
 
-@pytest.mark.parametrize("memory", [0, "1GB"])
+@each("memory", [0, "1GB"])
 def test_blocks_that_fit_into_memory_are_read_once(memory: int | str, tmp_path: Path) -> None:
     path = stored(tmp_path / "w.safetensors", w=numbers(6, 32))
     convert(path, tmp_path / "w.gguf", quant="Q8_0", fallback=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from arrays import stored
+from each import each
 from engine_graphs import F32, loaded, numbers, ran
 from runs import graph_of
 from weightctl import WeightData, Weights, open_weights
@@ -42,7 +43,7 @@ def is_shared(data: WeightData) -> bool:
     return buffer.is_shared
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_the_mapping_is_not_touched(tree: Weights, resident: bool) -> None:
     data = tree.weight.data()
     found = ran(doubled(), registry={"weight": data}, resident=resident)
@@ -72,7 +73,7 @@ def test_what_was_allocated_as_it_is_stored_is_not_touched(tree: Weights) -> Non
     assert not is_shared(data)
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_numbers_that_were_written_are_used(tree: Weights, resident: bool) -> None:
     data = tree.weight.data()
     data.to_numpy()[0] = 7
@@ -88,7 +89,7 @@ def test_numbers_that_are_written_between_runs_are_used(tree: Weights) -> None:
     assert model.execute()[0].to_numpy()[0].tolist() == [14] * 4
 
 
-@pytest.mark.parametrize(
+@each(
     "copied", [copy.copy, copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))],
     ids=["copy", "deepcopy", "pickle"],
 )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import joined_program
+from each import each
 from joined_program import WAIT, numbers
 from once import once, shared
 from rank_processes import torchrun
@@ -77,7 +78,7 @@ def test_each_process_has_its_number_and_its_device(outputs: list[dict[str, Any]
     assert found(outputs, "place") == [[0, 2, "cpu:0"], [1, 2, "cpu:0"]]
 
 
-@pytest.mark.parametrize("name", ["allreduce", "after_all"])
+@each("name", ["allreduce", "after_all"])
 def test_the_sum_is_that_of_all_in_all(outputs: list[dict[str, Any]], name: str) -> None:
     first, second = each_rank(2, 3)
     assert found(outputs, name) == [[(first + second).tolist()]] * 2
@@ -162,8 +163,8 @@ def test_what_only_one_process_uses_all_compute(outputs: list[dict[str, Any]]) -
 # What does not fit
 
 
-@pytest.mark.parametrize(
-    ("name", "reported"),
+@each(
+    "name, reported",
     [
         ("other_sizes", ["float32 [[3], [3]]", "float32 [[4], [4]]"]),
         ("other_dtypes", ["float32 [[4], [4]]", "int32 [[4], [4]]"]),
@@ -181,8 +182,8 @@ def test_processes_that_have_not_the_same_all_say_so(
         assert f"{reported[rank]}\n" in error.partition("; this process: ")[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
+@each(
+    "name, why",
     [
         ("the_graph_of_another_rank", "a value has shape [2, 3] instead of [2, 2]"),
         (
@@ -273,8 +274,8 @@ def test_without_torchrun_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
         processes().__enter__()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
+@each(
+    "name, value, says",
     [
         ("WORLD_SIZE", "two", "WORLD_SIZE is 'two', which is not a number"),
         ("RANK", "-1", "RANK is '-1', which is not a number"),
@@ -293,8 +294,8 @@ def test_without_torchrun_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatc
 def test_an_environment_that_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
 ) -> None:
-    for other, each in (STARTED | {name: value}).items():
-        monkeypatch.setenv(other, each)
+    for variable, content in (STARTED | {name: value}).items():
+        monkeypatch.setenv(variable, content)
     with pytest.raises(EngineError, match=says):
         processes().__enter__()
 

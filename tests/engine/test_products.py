@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from engine_graphs import CPU, F32, loaded, numbers, ran
 from rows import in_blocks
 from weightctl import DType, QuantizationEncoding
@@ -28,9 +29,9 @@ def multiplying(outputs: int, inputs: int, kind: QuantizationEncoding) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q4_0])
-@pytest.mark.parametrize("tile", [1, 3 * 64 * 4, 2**21])
-@pytest.mark.parametrize("resident", [False, True])
+@each("kind", [Q8_0, Q4_0])
+@each("tile", [1, 3 * 64 * 4, 2**21])
+@each("resident", [False, True])
 def test_a_product_with_tiles_is_that_with_the_values_of_blocks(
     kind: QuantizationEncoding, tile: int, resident: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,8 +43,8 @@ def test_a_product_with_tiles_is_that_with_the_values_of_blocks(
     np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [Q8_0, Q4_0])
-@pytest.mark.parametrize("rows", [3, 9])
+@each("kind", [Q8_0, Q4_0])
+@each("rows", [3, 9])
 def test_a_product_with_blocks_is_that_with_their_values(
     kind: QuantizationEncoding, rows: int
 ) -> None:
@@ -53,7 +54,7 @@ def test_a_product_with_blocks_is_that_with_their_values(
     np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("has_kernel", [True, False])
+@each("has_kernel", [True, False])
 def test_blocks_are_decoded_in_several_threads(
     has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,9 +106,9 @@ def test_a_resident_weight_is_cast_once() -> None:
     np.testing.assert_allclose(found.to_numpy(), x @ held.float().numpy().T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [2, 9])
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("resident", [False, True])
+@each("rows", [2, 9])
+@each("kind", [torch.bfloat16, torch.float16])
+@each("resident", [False, True])
 def test_a_product_reads_short_floats_as_they_are_stored(
     rows: int, kind: torch.dtype, resident: bool
 ) -> None:
@@ -129,9 +130,9 @@ def test_one_cast_weight_serves_all_names_of_a_tensor() -> None:
     assert first.data_ptr() == second.data_ptr()
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("rows", [3, 9])
+@each("kind", [torch.bfloat16, torch.float16])
+@each("kernels", [False, True])
+@each("rows", [3, 9])
 def test_vectors_are_rounded_on_request_where_the_weights_are_in_bfloat16(
     kind: torch.dtype, rows: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from arrays import stored
+from each import each
 from engine_graphs import counted, loaded, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from weightctl import DeviceRef, open_weights
@@ -111,7 +112,7 @@ def test_an_error_is_raised_where_the_weight_is_used() -> None:
     ahead.stop()  # nobody uses it
 
 
-@pytest.mark.parametrize("memory", [0, 700, "1MB"])
+@each("memory", [0, 700, "1MB"])
 def test_a_run_that_reads_ahead_gives_the_same(
     memory: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +137,7 @@ def test_a_run_that_reads_ahead_gives_the_same(
 
 
 @on_a_gpu
-@pytest.mark.parametrize("memory", [0, "1MB"])
+@each("memory", [0, "1MB"])
 def test_weights_are_copied_to_a_gpu_while_it_computes(memory: int | str, tmp_path: Path) -> None:
     gpu, width, layers = DeviceRef.GPU(0), 512, 6
     weights = {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from engine_graphs import CPU, F32, loaded, numbers, stack, stack_weights
 from watched_op import LYING, lying
 from weightctl import DeviceRef, DType
@@ -29,8 +30,8 @@ def added(*types: TensorType) -> Graph:
     return graph
 
 
-@pytest.mark.parametrize(
-    ("inputs", "says"),
+@each(
+    "inputs, says",
     [
         ([numbers(2, 3)], "takes 2 inputs, not 1"),
         ([numbers(2, 3), numbers(3)], r"input 1 is float32\[3\], .* expects float32\[batch, 3\]"),
@@ -47,8 +48,8 @@ def test_an_input_that_does_not_fit_is_refused(inputs: list[Any], says: str) -> 
         loaded(added(*TYPES)).execute(*inputs)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "fits", "refused"),
+@each(
+    "dtype, fits, refused",
     [(F32, [1, 2.5, True], []), (DType.int8, [1, -3, True], [2.5, 300]),
      (DType.bool, [True], [1, 0.5]), (DType.uint8, [255], [-1, 256]),
      (DType.uint64, [2**53], [-1, 2**64]), (DType.int64, [-(2**63)], [2**63]),
@@ -98,8 +99,8 @@ def test_a_dimension_that_is_arithmetic_is_checked() -> None:
 N, M = Dim("n"), Dim("m")
 
 
-@pytest.mark.parametrize(
-    ("dim", "says"),
+@each(
+    "dim, says",
     [(N - 5, "n - 5 is less than 0 with n is 3"),
      (N // M, r"\(n // m\) divides by 0 with m is 0 and n is 3")],
     ids=str,
@@ -122,8 +123,8 @@ def test_a_dimension_that_comes_out_as_no_size_is_refused(dim: Dim, says: str) -
         loaded(graph).execute(*given)
 
 
-@pytest.mark.parametrize(
-    ("registry", "says"),
+@each(
+    "registry, says",
     [
         ([np.ones(2)], "weights_registry must be a mapping, not a list"),
         ("a.safetensors", "weights_registry must be a mapping, not a str"),
@@ -144,7 +145,7 @@ def test_a_session_takes_one_device_or_several() -> None:
     assert InferenceSession(CPU).devices == InferenceSession([CPU]).devices == (CPU,)
 
 
-@pytest.mark.parametrize("devices", ["cpu", ["cpu"], None, [torch.device("cpu")]], ids=str)
+@each("devices", ["cpu", ["cpu"], None, [torch.device("cpu")]], ids=str)
 def test_what_is_not_a_device_is_refused(devices: Any) -> None:
     with pytest.raises(EngineError, match=r"(?s)is not a device.*DeviceRef\.CPU\(\)"):
         InferenceSession(devices)
@@ -200,8 +201,8 @@ def test_what_fails_in_a_layer_names_the_layer() -> None:
         loaded(graph, {"layers.0.weight": numbers(3, 2)}).execute(np.array([7]))
 
 
-@pytest.mark.parametrize(
-    ("result", "says"),
+@each(
+    "result, says",
     [(torch.zeros(3), r"gave float32\[3\] instead of float32\[2\]"),
      (torch.zeros(2, dtype=torch.float64), r"gave float64\[2\]"),
      ((torch.zeros(2), torch.zeros(2)), "the operation gave 2 results instead of 1")],
@@ -228,8 +229,8 @@ def test_a_gpu_is_refused_where_torch_is_built_without_cuda() -> None:
         InferenceSession([DeviceRef.GPU(0)])
 
 
-@pytest.mark.parametrize(
-    ("count", "says"),
+@each(
+    "count, says",
     [(0, "gpu:1 .* finds no GPU"), (1, "gpu:1 is not available")],
 )  # fmt: skip
 def test_a_gpu_that_is_not_there_is_refused(

@@ -9,6 +9,7 @@ import pytest
 
 import build
 from arrays import stored, weights_of
+from each import each
 from engine_graphs import F32, counted, loaded, numbers, ran
 from weightctl import DType, Plan, QuantizationEncoding, Weights, open_weights, save
 from weightctl.dtype import ENCODINGS
@@ -48,7 +49,7 @@ def test_no_row_is_read_where_none_is_picked(table: tuple[Weights, dict[str, int
     assert not reads
 
 
-@pytest.mark.parametrize("row", [8, -1, 2**62, -(2**63)])
+@each("row", [8, -1, 2**62, -(2**63)])
 def test_a_row_that_is_not_there_is_refused(
     table: tuple[Weights, dict[str, int]], row: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_rows_become_the_dtype_that_the_graph_has(tmp_path: Path) -> None:
     assert reads == {"w": 2}
 
 
-@pytest.mark.parametrize(("width", "count"), [(6, 2), (5, 1)])
+@each("width, count", [(6, 2), (5, 1)])
 def test_rows_that_start_within_a_byte_are_not_read_by_themselves(
     tmp_path: Path, width: int, count: int
 ) -> None:
@@ -99,7 +100,7 @@ def test_rows_that_start_within_a_byte_are_not_read_by_themselves(
     np.testing.assert_array_equal(found, tree.w.data().to_numpy().astype("f4")[[[3, 1]]])
 
 
-@pytest.mark.parametrize("encoding", [None, QuantizationEncoding.Q8_0])
+@each("encoding", [None, QuantizationEncoding.Q8_0])
 def test_rows_of_blocks_are_the_numbers_in_them(
     tmp_path: Path, encoding: QuantizationEncoding | None
 ) -> None:

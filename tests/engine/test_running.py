@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 import torch
 
 from arrays import stored
+from each import each
 from engine_graphs import (
     F32,
     counted,
@@ -24,6 +24,8 @@ from weightctl.graph import Dim, Graph, TensorType, Weight, ops
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_a_graph_gives_what_numpy_says() -> None:
@@ -142,7 +144,7 @@ def test_numbers_of_less_than_32_bits_are_added_up_in_float32() -> None:
     assert torch.from_dlpack(loaded(graph).execute(ones)[0]).item() == 4096
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "bfloat16", "float16", "int8", "bool"])
+@each("name", ["float8_e4m3fn", "bfloat16", "float16", "int8", "bool"])
 def test_a_value_of_every_size_goes_in_and_comes_out(name: str) -> None:
     given = torch.tensor([0, 1, 0, 1]).to(getattr(torch, name))
     with Graph("through", [TensorType(DType(name), (4,))]) as graph:

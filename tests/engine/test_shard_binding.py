@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from arrays import stored, weights_of
+from each import each
 from engine_graphs import F32, loaded, numbers
 from rows import in_blocks
 from runs import executed
@@ -121,11 +122,9 @@ REGISTRIES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("resident", [False, True])
-@pytest.mark.parametrize(
-    ("strategy", "expected"), [(ROWS, ROW_PARTS), (COLUMNS, COLUMN_PARTS)], ids=["rows", "columns"]
-)
-@pytest.mark.parametrize("kind", REGISTRIES)
+@each("resident", [False, True])
+@each("strategy, expected", [(ROWS, ROW_PARTS), (COLUMNS, COLUMN_PARTS)], ids=["rows", "columns"])
+@each("kind", REGISTRIES)
 def test_shards_are_parts_of_the_whole(
     tmp_path: Path, kind: str, strategy: ShardingStrategy, expected: list[Array], resident: bool
 ) -> None:
@@ -133,7 +132,7 @@ def test_shards_are_parts_of_the_whole(
     same(parts_of(registry, whole(strategy), resident=resident), expected)
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_data_that_somebody_writes_to_is_cut_as_it_is_now(tmp_path: Path, resident: bool) -> None:
     data = file_of(tmp_path, w=WHOLE).w.data()
     data.to_numpy()[:] = 2 * WHOLE
@@ -155,9 +154,9 @@ def test_a_replicated_weight_is_read_once_and_each_shard_is_all_of_it(tmp_path: 
     assert source.nbytes == {"w": WHOLE.nbytes}
 
 
-@pytest.mark.parametrize("strategy", [ROWS, COLUMNS], ids=["rows", "columns"])
-@pytest.mark.parametrize("encoding", [Q8_0, Q4_0, Q4_K], ids=str)
-@pytest.mark.parametrize("resident", [False, True])
+@each("strategy", [ROWS, COLUMNS], ids=["rows", "columns"])
+@each("encoding", [Q8_0, Q4_0, Q4_K], ids=str)
+@each("resident", [False, True])
 def test_blocks_are_cut_as_blocks(
     tmp_path: Path, strategy: ShardingStrategy, encoding: QuantizationEncoding, resident: bool
 ) -> None:
@@ -179,7 +178,7 @@ def test_blocks_may_be_taken_for_the_numbers_in_them(tmp_path: Path) -> None:
     same(executed(graph, weights=registry), [held[:, :32], held[:, 32:64], held[:, 64:]])
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_bytes_are_cut_as_the_blocks_that_they_are_declared_to_be(resident: bool) -> None:
     data, held = in_blocks(WHOLE, Q8_0)
     weight = whole(COLUMNS, quantization_encoding=Q8_0)
@@ -224,7 +223,7 @@ def test_a_shard_of_a_tied_weight_is_cut_from_the_tensor_that_it_is(tmp_path: Pa
 # Of what is read
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@each("resident", [False, True])
 def test_only_the_bytes_of_the_part_are_read(tmp_path: Path, resident: bool) -> None:
     wide = numbers(8, 4096)
     source = Metered(file_of(tmp_path, w=wide).source)

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.written import to_gguf
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"mup_enabled": False}, "`embedding_by_root` is `False`, but llama.cpp would read"),
         (

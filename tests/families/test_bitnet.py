@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.written import to_gguf
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"hidden_act": "relu2"}, "`activation` is `'relu2'`, but llama.cpp would read `'silu'`"),
         ({"tie_word_embeddings": False}, "its output matrix is not tied to the embedding"),

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from arrays import weights_of
+from each import each
 from small_models import rope_rows
 from weightctl.families.changes import (
     PLUS_ONE,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIZES = [(1, 2), (4, 8), (9, 64), (3, 6)]
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), SIZES)
+@each("heads, head_dim", SIZES)
 def test_rows_go_into_pairs_as_llama_cpps_own_script_has_them(heads: int, head_dim: int) -> None:
     rows = np.arange(heads * head_dim * 3).reshape(-1, 3)
     assert (rows[list(interleaved_order(heads, head_dim))] == rope_rows(rows, heads)).all()
@@ -65,7 +65,7 @@ def done(step: Step, array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(buffer, array.dtype).reshape(tensor.info.shape)
 
 
-@pytest.mark.parametrize("heads", ["heads", "kv_heads"])
+@each("heads", ["heads", "kv_heads"])
 def test_grouped_heads_and_biases_go_both_ways(heads: str) -> None:
     change, rows = RopeRows(heads), getattr(CONFIG, heads) * 4
     for array in (np.arange(rows * 5).reshape(rows, 5), np.arange(rows)):

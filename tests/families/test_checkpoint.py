@@ -12,17 +12,24 @@ import pytest
 
 import small_models
 from arrays import stored, weights_of
+from each import each
 from weightctl import DType, open_weights
+from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
+from weightctl.families.kinds import show_value, show_values_apart
+from weightctl.families.model import DescribedModel
+from weightctl.families.nearest import describe_nearest
 from weightctl.families.recognition import recognize
 from weightctl.nn.models import build_network
 from weightctl.weights import as_checkpoint
+from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.weights.tree import Checkpoint
+
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -55,8 +62,8 @@ def test_the_config_beside_a_checkpoint_says_what_it_is(
     assert found.weights["norm.weight"].name == "model.norm.weight"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
+@each(
+    "content, message",
     [
         (None, "No such file"),
         (b"", "the file is not valid JSON"),
@@ -204,10 +211,119 @@ def test_of_thousands_that_are_too_much_the_first_are_named(tensors: dict[str, A
     assert len(str(caught.value)) < 20_000
 
 
-@pytest.mark.parametrize("config", [[1], "llama", 3], ids=str)
+@each("config", [[1], "llama", 3], ids=str)
 def test_a_config_that_is_not_a_mapping_is_refused(config: Any, tensors: dict[str, Any]) -> None:
     assert "which is not a mapping" in refused(weights_of(tensors), config)
 
 
 def test_a_config_may_be_any_mapping(tensors: dict[str, Any]) -> None:
     assert recognize(weights_of(tensors), MappingProxyType(LLAMA)).config.hidden == 32
+
+
+# What a model's metadata says of it.
+
+
+def model(
+    architecture: str = "llama", names: tuple[str, ...] = (), **values: Any
+) -> DescribedModel:
+    metadata = {"general.architecture": MetadataValue("string", architecture)}
+    for key, content in values.items():
+        metadata[f"{architecture}.{key.replace('__', '.')}"] = MetadataValue("u32", content)
+    return DescribedModel.of(metadata, names)
+
+
+def test_heads_that_share_keys_and_values_are_counted() -> None:
+    assert model(attention__head_count=32, attention__head_count_kv=8).group == 4
+
+
+def test_without_a_count_of_its_own_each_head_has_its_keys() -> None:
+    assert model(attention__head_count=32).group == 1
+
+
+def test_counts_by_layer_are_those_of_the_first() -> None:
+    assert model(attention__head_count=[32, 32], attention__head_count_kv=[8, 0]).group == 4
+    assert model(attention__head_count=[32], attention__head_count_kv=[0]).group == 0
+
+
+def test_names_count_the_layers_where_no_value_does() -> None:
+    assert model(block_count=7).layers == 7
+    assert model(names=("output.weight", "blk.2.attn_q.weight")).layers == 3
+
+
+def test_values_of_no_sense_count_as_absent() -> None:
+    assert model(block_count="many", expert_count=-8, attention__head_count=[]) == DescribedModel(
+        "llama", 1, 0, 0, is_70b=False
+    )
+
+
+@each(
+    "architecture, layers, shared, expected",
+    [("llama", 80, 8, True), ("llama", 80, 64, False), ("llama", 79, 8, False),
+     ("qwen2", 80, 64, True), ("jais2", 68, 64, True), ("qwen3", 80, 8, False)],
+)  # fmt: skip
+def test_what_llama_cpp_takes_for_a_model_of_70_billion(
+    architecture: str, layers: int, shared: int, expected: bool
+) -> None:
+    found = model(
+        architecture, block_count=layers, attention__head_count=64, attention__head_count_kv=shared
+    )
+    assert found.is_70b is expected
+
+
+# The hint for an unknown family does not lead to a model that computes something else.
+
+
+def nearest(**document: Any) -> str:
+    """Return the hint for a model with the tensors of a llama, and these keys."""
+    arrays = small_models.arrays(small_models.llama())
+    infos = [TensorInfo(name, each.shape, ENCODINGS["F32"]) for name, each in arrays.items()]
+    return describe_nearest(infos, "hugging_face", {"model_type": "lama", **document})
+
+
+def test_a_key_that_the_nearest_family_does_not_read_is_named() -> None:
+    said = nearest(num_hidden_layers=2, residual_factor=0.5)
+    assert "the closest is llama, which has 12 of the 12" in said
+    assert "but does not read `residual_factor` of the config" in said
+
+
+def test_the_nearest_family_is_one_that_reads_the_keys() -> None:
+    said = nearest(residual_multiplier=0.5)
+    assert "the closest is granite, which has 12 of the 12" in said
+    assert said.endswith("supports all keys of its config")
+
+
+def test_a_key_that_says_nothing_is_not_named() -> None:
+    assert nearest(use_windows=False, window=None, initializer_range=0.02).endswith(
+        "(layer numbers are ignored)"
+    )
+
+
+# How values of a config look in messages.
+
+
+@each(
+    "value, look",
+    [
+        ((True, False), "a list of 2 (`True, False`)"),
+        (["a", 1, None], "a list of 3 (`'a', 1, None`)"),
+        ([0] * 100, "a list of 100 (`0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, …`)"),
+        ([[1]], "a list"),
+        ([], "a list"),
+        ({"a": 1}, "a dict"),
+    ],
+)
+def test_a_list_shows_what_it_begins_with(value: object, look: str) -> None:
+    assert show_value(value) == look
+
+
+def test_lists_that_look_alike_are_told_apart_by_the_first_element_that_differs() -> None:
+    one, other = [False] * 50, [False] * 50
+    other[33] = True
+    assert show_values_apart(one, other) == (
+        "a list of 50 with element 33 = `False`",
+        "a list with element 33 = `True`",
+    )
+
+
+def test_values_that_look_different_are_shown_as_they_are() -> None:
+    assert show_values_apart([1], None) == ("a list of 1 (`1`)", "`None`")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import CohereConfig, CohereForCausalLM
 
+from each import each
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@each("ranks", [1, 2])
 def test_each_head_is_normed_by_its_own_weights(ranks: int, tmp_path: Path) -> None:
     config = CohereConfig(
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -49,7 +50,7 @@ def test_each_head_is_normed_by_its_own_weights(ranks: int, tmp_path: Path) -> N
     assert np.abs(output - logits(model, tokens)).max() < 1e-4
 
 
-@pytest.mark.parametrize(("layers", "has_norms"), [(64, False), (63, True)])
+@each("layers, has_norms", [(64, False), (63, True)])
 def test_norms_that_llama_cpp_does_not_expect_are_refused(layers: int, *, has_norms: bool) -> None:
     document = {"model_type": "cohere", "num_hidden_layers": layers, "use_qk_norm": has_norms}
     fields = from_hugging_face(FAMILY, document, "here").fields

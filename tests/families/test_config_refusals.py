@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config_documents import DOCUMENTS, Document, crossed, described, fields_of, find_family
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
@@ -27,8 +28,8 @@ IN_ROPE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
+@each(
+    "name, changes, message",
     [
         (
             "llama",
@@ -49,8 +50,8 @@ def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
+@each(
+    "name, changes, message",
     [
         ("llama", {"rope_dimensions": 64}, "`rope_dimensions` is `64`"),
         ("llama", {"attention_bias": True}, "bias"),

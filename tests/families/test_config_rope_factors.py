@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama import LlamaConfig
 from transformers.models.phi3 import Phi3Config
 
+from each import each
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.rope_factors import (
     llama3_scaling,
@@ -56,7 +57,7 @@ LLAMA3 = [
 ]
 
 
-@pytest.mark.parametrize("case", LLAMA3, ids=str)
+@each("case", LLAMA3, ids=str)
 def test_factors_stretch_rotations_as_transformers_does(case: tuple[float, ...]) -> None:
     base, dimensions, factor, original, low, high = case
     config = LlamaConfig(
@@ -91,8 +92,8 @@ def test_factors_are_those_of_llama_cpps_own_rule() -> None:
     assert found == pytest.approx(np.array(expected, np.float32), rel=1e-6)
 
 
-@pytest.mark.parametrize("says_context", [True, False])
-@pytest.mark.parametrize("case", LLAMA3, ids=str)
+@each("says_context", [True, False])
+@each("case", LLAMA3, ids=str)
 def test_factors_tell_the_scaling_that_they_were_made_of(
     case: tuple[float, ...], says_context: bool
 ) -> None:
@@ -119,8 +120,8 @@ def test_factors_of_1_are_not_a_scaling() -> None:
     assert found["scaling.kind"] is None
 
 
-@pytest.mark.parametrize(
-    ("factors", "message"),
+@each(
+    "factors, message",
     [
         (
             np.ones(7, np.float32),
@@ -140,7 +141,7 @@ def test_factors_of_1_are_not_a_scaling() -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("base", [10000.0, 1.0, 1e12])
+@each("base", [10000.0, 1.0, 1e12])
 def test_factors_of_no_llama3_scaling_are_refused(factors: Any, message: str, base: float) -> None:
     fields = {
         "scaling.kind": "linear", "scaling.factor": 0.0, "scaling.original_context": 2048,
@@ -168,8 +169,8 @@ def longrope(**changes: Any) -> RopeScaling:
     return RopeScaling(**given | changes)
 
 
-@pytest.mark.parametrize("length", [1, 4096, 4097])
-@pytest.mark.parametrize("attention_factor", [None, 1.25])
+@each("length", [1, 4096, 4097])
+@each("attention_factor", [None, 1.25])
 def test_longrope_turns_pairs_as_transformers_does(
     length: int, attention_factor: float | None
 ) -> None:

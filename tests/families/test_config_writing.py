@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 import small_models
 from config_documents import DOCUMENTS, LLAMA3, Document, crossed, fields_of, find_family
+from each import each
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
@@ -66,7 +67,7 @@ def rotations(config: Any) -> Any:
     }
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@each("name", DOCUMENTS)
 def test_a_config_is_to_transformers_what_it_was_before_it_became_metadata(name: str) -> None:
     expected, found = known(DOCUMENTS[name]), known(crossed(DOCUMENTS[name]))
     theirs, ours = expected.to_dict(), found.to_dict()
@@ -77,7 +78,7 @@ def test_a_config_is_to_transformers_what_it_was_before_it_became_metadata(name:
     assert rotations(found) == rotations(expected)
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@each("name", DOCUMENTS)
 def test_a_config_that_is_written_is_read_as_the_same(name: str) -> None:
     family, document = find_family(DOCUMENTS[name]), DOCUMENTS[name]
     config = from_hugging_face(family, document, "config.json").config
@@ -87,7 +88,7 @@ def test_a_config_that_is_written_is_read_as_the_same(name: str) -> None:
     assert written["architectures"] == [kind.class_name]
 
 
-@pytest.mark.parametrize("scaling", [None, "linear", "yarn"])
+@each("scaling", [None, "linear", "yarn"])
 def test_the_keys_are_those_of_llama_cpps_own_writer(tmp_path: Path, scaling: str | None) -> None:
     rope = {"rope_theta": 10000.0, "rope_type": scaling or "default"}
     if scaling:

@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import small_models
+from each import each
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
@@ -96,7 +97,7 @@ def known(document: dict[str, Any]) -> Any:
     return AutoConfig.for_model(**json.loads(json.dumps(document)))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@each("document", DOCUMENTS, ids=str)
 def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
     document: dict[str, Any],
 ) -> None:
@@ -111,7 +112,7 @@ def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
         assert (made.activation, made.transposed) == ("gelu_tanh", True)
 
 
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if "rope" in str(d)], ids=str)
+@each("document", [d for d in DOCUMENTS if "rope" in str(d)], ids=str)
 def test_rotations_are_as_fast_as_in_transformers(document: dict[str, Any]) -> None:
     made, expected = read(document), LlamaRotaryEmbedding(known(document))
     found = inverse_frequencies(made.rope_dimensions, made.rope_base, made.rope_scaling)
@@ -198,8 +199,8 @@ def test_0_positions_are_not_a_window_in_gguf() -> None:
     assert from_metadata(attention__sliding_window=16).sliding_window == 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"block_count": None}, "`llama.block_count` is missing"),
         ({"block_count": 0}, "`llama.block_count` is `0`"),
@@ -237,8 +238,8 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
     assert "model.gguf" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         (
             {"num_hidden_layers": -3},

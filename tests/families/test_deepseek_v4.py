@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from each import each
 from family_cases import make_checkpoint, run_transformers
 from weightctl import convert, open_weights
 from weightctl.device import CPU
@@ -60,8 +61,8 @@ def test_published_and_current_config_files_mean_the_same() -> None:
     assert current.rope_scaling.amplitude == 1
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
+@each(
+    "keys, said",
     [
         ({"compress_ratios": [8] * 43}, "compression other than"),
         ({"compress_ratios": [0]}, "`compress_ratios` has 1 value"),
@@ -98,7 +99,7 @@ def test_weights_between_streams_are_doubly_stochastic() -> None:
     assert np.allclose(found.to_numpy().sum(-2), 1, atol=1e-3)
 
 
-@pytest.mark.parametrize("ratio", [4, 128])
+@each("ratio", [4, 128])
 def test_compressed_keys_of_a_text_that_is_read_piece_by_piece_are_the_same(ratio: int) -> None:
     rope = RotaryEmbedding(4)
     layer = Compressor(6, 8, ratio, rotated=4, rope=rope, eps=1e-6, dtype=DType.float32)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from each import each
 from weightctl.families import FAMILIES
 from weightctl.families.lines import LINES as USUAL
 from weightctl.families.parts import ROLES, part_of_layer, role
@@ -18,9 +19,7 @@ LOADED = {name: line.load() for name, line in FAMILIES.items()}
 LINES = [(family, line) for family in LOADED.values() for line in family.names]
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES]
-)
+@each("line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES])
 def test_every_part_of_every_family_has_a_role(line: Name) -> None:
     found = role(line, "weight")
     assert bool(found.extents) == (found.strategy != "replicate")
@@ -33,7 +32,7 @@ def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
         )
 
 
-@pytest.mark.parametrize("family", LOADED.values(), ids=LOADED)
+@each("family", LOADED.values(), ids=LOADED)
 def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> None:
     roles = {part_of_layer(line): role(line, "weight") for line in family.names}
     made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
@@ -65,9 +64,7 @@ def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> N
     assert parts & {"attention", "ssm", "rwkv"}
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES]
-)
+@each("line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES])
 def test_a_bias_is_cut_as_the_outputs_that_it_is_added_to(line: Name) -> None:
     weight, bias = role(line, "weight"), role(line, "bias")
     assert bias == (weight if weight.axis == 0 else ROLES["norm"])

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
 
+from each import each
 from family_cases import run_transformers
 from runs import executed
 from weightctl import convert, open_weights, shard
@@ -71,7 +72,7 @@ def run(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
     return logits
 
 
-@pytest.mark.parametrize("grid", [None, Grid(2)])
+@each("grid", [None, Grid(2)])
 def test_sizes_that_llama_cpp_does_not_have_are_computed_as_transformers_does(
     grid: Grid | None, tmp_path: Path
 ) -> None:
@@ -79,8 +80,8 @@ def test_sizes_that_llama_cpp_does_not_have_are_computed_as_transformers_does(
     assert np.abs(run(tmp_path / "model", grid) - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("stated", "reason"),
+@each(
+    "stated, reason",
     [
         (OTHER, "its `laurel_rank` is 12, and llama.cpp has only 64"),
         (USUAL | {"hidden_size_per_layer_input": 8}, "its `layer_input` is 8"),

@@ -11,6 +11,7 @@ from transformers import AutoConfig, Gemma3Config, Gemma3ForConditionalGeneratio
 
 import small_models
 from arrays import weights_of
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_gguf, from_hugging_face
@@ -94,7 +95,7 @@ def from_metadata(name: str, **changes: Any) -> Any:
     return from_gguf(FAMILIES[name].load(), metadata(name, **changes), {}, "here").config
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@each("document", DOCUMENTS, ids=str)
 def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
     document: dict[str, Any],
 ) -> None:
@@ -115,7 +116,7 @@ def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
     assert made.rope_scaling == (RopeScaling(kind="linear", factor=8.0) if is_linear else None)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@each("document", DOCUMENTS, ids=str)
 def test_what_transformers_writes_is_read_as_what_it_read(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -124,7 +125,7 @@ def test_what_transformers_writes_is_read_as_what_it_read(
     assert read(written).config == read(document).config
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@each("document", DOCUMENTS, ids=str)
 def test_a_config_goes_to_either_convention_and_comes_back(document: dict[str, Any]) -> None:
     family, found = find_family(document), read(document)
     made: Any = found.config
@@ -164,13 +165,13 @@ def test_what_gguf_leaves_out_is_as_llama_cpp_takes_it() -> None:
     assert not any(made.windowed_layers)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
+@each("name, layers", [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_of_a_family_scales_queries_by_its_width(name: str, layers: int) -> None:
     assert from_metadata(name, block_count=layers).query_scalar == 16
     assert from_metadata(name, block_count=layers - 1).query_scalar == 32
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+@each("name", ["gemma2", "gemma3_text"])
 def test_weights_in_gguf_contain_any_other_scale_of_queries(name: str) -> None:
     document = {"model_type": name, "query_pre_attn_scalar": 100}
     family, found = find_family(document), read(document)
@@ -182,7 +183,7 @@ def test_weights_in_gguf_contain_any_other_scale_of_queries(name: str) -> None:
     assert sum("times 1.6" in step for step in steps) == 1
 
 
-@pytest.mark.parametrize("name", ["softcap", "attention_softcap"])
+@each("name", ["softcap", "attention_softcap"])
 def test_a_gemma_2_without_a_cap_has_one_in_gguf_that_bounds_nothing(name: str) -> None:
     document = {"model_type": "gemma2", "query_pre_attn_scalar": 256, FIELDS[name]: None}
     family, found = find_family(document), read(document)
@@ -195,7 +196,7 @@ def test_a_gemma_2_without_a_cap_has_one_in_gguf_that_bounds_nothing(name: str) 
     assert to_hugging_face(family, found.fields, "gemma2")[FIELDS[name]] is None
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
+@each("name", ["gemma2", "gemma3_text"])
 def test_any_other_pattern_of_windows_goes_to_gguf_as_flags(name: str) -> None:
     document: dict[str, Any] = {
         "model_type": name, "num_hidden_layers": 3, "layer_types": IRREGULAR,
@@ -210,8 +211,8 @@ def test_any_other_pattern_of_windows_goes_to_gguf_as_flags(name: str) -> None:
     assert again.windowed_layers == (False, False, True)
 
 
-@pytest.mark.parametrize("layers", range(1, 9))
-@pytest.mark.parametrize("period", range(1, 9))
+@each("layers", range(1, 9))
+@each("period", range(1, 9))
 def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -> None:
     windowed = [(number + 1) % period != 0 for number in range(layers)]
     document: dict[str, Any] = {
@@ -225,8 +226,8 @@ def test_any_regular_pattern_of_windows_goes_to_gguf(period: int, layers: int) -
     assert list(again.windowed_layers) == windowed
 
 
-@pytest.mark.parametrize(
-    ("document", "field"),
+@each(
+    "document, field",
     [
         ({"model_type": "gemma2", "tie_word_embeddings": False}, "tied"),
         ({"model_type": "gemma3_text", "hidden_activation": "silu"}, "activation"),
@@ -238,8 +239,8 @@ def test_what_gguf_has_no_word_for_is_refused(document: dict[str, Any], field: s
         to_gguf(find_family(document), read(document).fields)
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
+@each(
+    "document, message",
     [
         ({"model_type": "gemma2", "attention_bias": True}, "biases"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "later tokens"),
@@ -304,8 +305,8 @@ def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_pa
     assert set(found.weights) == set(build_network(found).raw_state_dict()) - {"output.weight"}
 
 
-@pytest.mark.parametrize(
-    ("layers", "head"),
+@each(
+    "layers, head",
     [
         ("language_model.model.", "language_model.lm_head."),
         ("model.language_model.", "lm_head."),
@@ -313,7 +314,7 @@ def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_pa
         ("model.", "lm_head."),
     ],
 )
-@pytest.mark.parametrize("seeing", ["", "model."])
+@each("seeing", ["", "model."])
 def test_the_text_of_a_multimodal_model_is_known_by_all_its_names(
     layers: str, head: str, seeing: str
 ) -> None:

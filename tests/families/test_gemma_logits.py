@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import pytest
 import torch
 
 import small_models
+from each import each
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import DType, open_weights
@@ -97,7 +97,7 @@ def as_llama_cpp_has_it(name: str) -> Any:
     return small_models.gemma3(rope_parameters=rope, sliding_window_pattern=6, num_hidden_layers=7)
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@each("name", ARCHS)
 def test_a_checkpoint_of_transformers_says_what_it_says_there(name: str) -> None:
     model = getattr(small_models, name)()
     checkpoint = small_models.checkpoint(model)
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_transformers_says_what_it_says_there(name: str) -> None
     assert distance(run(checkpoint), logits(model, TOKENS)) < 1e-4
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@each("name", ARCHS)
 def test_a_gguf_with_the_keys_of_llama_cpps_script_says_the_same(name: str, tmp_path: Path) -> None:
     model = as_llama_cpp_has_it(name)
     write(tmp_path / "model.gguf", name, model)
@@ -115,8 +115,8 @@ def test_a_gguf_with_the_keys_of_llama_cpps_script_says_the_same(name: str, tmp_
     assert distance(run(checkpoint), logits(model, TOKENS)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
+@each(
+    "name, changes",
     [
         ("gemma2", {"query_pre_attn_scalar": 20}),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
@@ -135,8 +135,8 @@ def test_what_a_config_may_change_changes_the_logits_alike(
     assert distance(run(small_models.checkpoint(model)), logits(model, TOKENS)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
+@each(
+    "name, changes",
     [
         ("gemma2", {"attention_softcap": None}),
         ("gemma2", {"softcap": None}),
@@ -156,7 +156,7 @@ def test_each_part_of_the_config_is_felt(name: str, changes: dict[str, Any]) -> 
     assert distance(run(checkpoint, **changes), usual) > 1e-3
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@each("name", ARCHS)
 def test_embeddings_are_scaled_by_a_number_of_the_activations_dtype(name: str) -> None:
     # The root of 80 is 8.944, and 8.9375 in bfloat16.
     model = getattr(small_models, name)(hidden_size=80, num_hidden_layers=1).to(torch.bfloat16)

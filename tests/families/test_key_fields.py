@@ -6,9 +6,9 @@ import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from test_tensor_names import STATED
 
+from each import each
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.kinds import Exactly, OrNone, WholeNumber
@@ -61,7 +61,7 @@ def list_asked(family: Family) -> set[str]:
     return asked
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_every_key_is_a_field_of_the_config_or_says_something_of_one(name: str) -> None:
     family = FAMILIES[name].load()
     fields = {field.name for field in dataclasses.fields(load(family.config))}

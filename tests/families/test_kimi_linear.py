@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from family_variants import draw_variant, make_variant
 from weightctl import WeightData, convert, open_weights
 from weightctl.families import FAMILIES, recognize
@@ -33,7 +34,7 @@ LONGER = {
 }
 
 
-@pytest.mark.parametrize("family", LONGER)
+@each("family", LONGER)
 def test_dimensions_of_1_before_others_mean_nothing(family: str, tmp_path: Path) -> None:
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 32}
     variant = draw_variant(family, 1, **sizes)._replace(dtype="f32", parts=1, is_old=False)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
+from each import each
 from runs import executed
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
@@ -54,8 +55,8 @@ def test_positions_see_their_own_chunk_and_queries_far_into_a_text_are_multiplie
     assert np.abs(output - expected).max() < 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"attention_chunk_size": 32}, "`attention_chunk` is `32`, but llama.cpp would read"),
         ({"floor_scale": 4}, "`temperature_length` is `4`"),

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM
 from transformers import MistralForCausalLM as Mistral
 
 import small_models
+from each import each
 from real_files import fetch
 from runs import executed
 from small_models import logits, tokens_below
@@ -121,7 +122,7 @@ def pooled(states: Floats, mask: NDArray[np.int64]) -> Floats:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("form", ["safetensors", "bin"])
+@each("form", ["safetensors", "bin"])
 def test_minilm_from_either_format(form: str, minilm: Path, encoded: tuple[Any, Floats]) -> None:
     inputs, expected = encoded
     path = minilm if form == "safetensors" else fetch("minilm-pytorch") / "pytorch_model.bin"
@@ -171,15 +172,15 @@ def in_bfloat16(model: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("make", [small_models.llama, small_models.gpt2], ids=["llama", "gpt2"])
+@each("form", FORMS)
+@each("make", [small_models.llama, small_models.gpt2], ids=["llama", "gpt2"])
 def test_a_small_model_from_every_form(make: Callable[..., Any], form: str, tmp_path: Path) -> None:
     model, tokens = in_bfloat16(make()), tokens_below(96)
     found = run(open_weights(save(model, form, tmp_path)), tokens)
     assert_same(found, logits(model, tokens), 1e-4)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_a_small_bert_from_every_form(form: str, tmp_path: Path) -> None:
     model, tokens = in_bfloat16(small_models.bert()), tokens_below(96).reshape(4, 16)
     mask = np.arange(16) < np.array([[16], [9], [1], [12]])
@@ -205,14 +206,14 @@ VARIATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variation", VARIATIONS)
+@each("variation", VARIATIONS)
 def test_the_variations_of_llama(variation: str, tmp_path: Path) -> None:
     model, tokens = small_models.llama(**VARIATIONS[variation]), tokens_below(96)
     found = run(open_weights(save(model, "float32", tmp_path)), tokens)
     assert_same(found, logits(model, tokens), 1e-4)
 
 
-@pytest.mark.parametrize("variation", ["biases", "tied", "all heads", "llama3", "yarn", "linear"])
+@each("variation", ["biases", "tied", "all heads", "llama3", "yarn", "linear"])
 def test_the_variations_of_llama_in_gguf(variation: str, tmp_path: Path) -> None:
     model, tokens = small_models.llama(**VARIATIONS[variation]), tokens_below(96)
     found = run(open_weights(save(model, "gguf", tmp_path)), tokens)

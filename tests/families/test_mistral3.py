@@ -15,6 +15,7 @@ from transformers import (
     MistralConfig,
 )
 
+from each import each
 from runs import executed, run
 from weightctl import WeightData, convert, open_weights
 from weightctl.errors import ArchitectureError
@@ -66,7 +67,7 @@ def save_multimodal(kind: str, into: Path) -> NDArray[Any]:
     return np.asarray(expected)
 
 
-@pytest.mark.parametrize("kind", TEXTS)
+@each("kind", TEXTS)
 def test_the_text_model_of_a_multimodal_checkpoint_is_run(kind: str, tmp_path: Path) -> None:
     expected = save_multimodal(kind, tmp_path)
     model = recognize(open_weights(tmp_path))

@@ -10,6 +10,7 @@ from transformers import MixtralConfig
 
 import small_models
 from arrays import weights_of
+from each import each
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
@@ -51,7 +52,7 @@ def test_a_mixtral_as_transformers_has_it_in_memory(model: Any) -> None:
     assert_same(small_models.checkpoint(model), model)
 
 
-@pytest.mark.parametrize("is_stacked", [True, False])
+@each("is_stacked", [True, False])
 def test_a_mixtral_in_gguf_is_a_llama_with_experts(
     is_stacked: bool, model: Any, tmp_path: Path
 ) -> None:
@@ -61,7 +62,7 @@ def test_a_mixtral_in_gguf_is_a_llama_with_experts(
     assert_same(found, model)
 
 
-@pytest.mark.parametrize(
+@each(
     "variation",
     [
         {"num_experts_per_tok": 4},
@@ -118,8 +119,8 @@ def test_a_llama_of_no_experts_is_not_a_mixtral() -> None:
     assert family(expert_count=4, expert_used_count=2) == "mixtral"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"expert_count": 4}, r"`llama\.expert_used_count` is missing"),
         (
@@ -140,7 +141,7 @@ def test_counts_of_experts_that_cannot_be_are_refused(
         family(**changes)
 
 
-@pytest.mark.parametrize("count", [3, 5])
+@each("count", [3, 5])
 def test_stacks_of_more_or_fewer_experts_than_there_are_are_refused(
     count: int, model: Any, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import small_models
 from arrays import weights_of
+from each import each
 from rows import in_blocks
 from runs import executed, graph_of
 from small_models import checkpoint, logits, tokens_below
@@ -73,7 +74,7 @@ def rounded(model: Any, dtype: torch.dtype) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@each("name", ["bfloat16", "float16"])
 def test_a_narrow_llama_is_as_near_to_float32_as_that_of_transformers(name: str) -> None:
     model, tokens = rounded(small_models.llama(), getattr(torch, name)), tokens_below(96, 2, 20)
     ours = compute(checkpoint(model), tokens, dtype=DType[name])
@@ -84,7 +85,7 @@ def test_a_narrow_llama_is_as_near_to_float32_as_that_of_transformers(name: str)
     assert 0 < np.abs(ours.astype(np.float32) - exact).max() < 1.5 * theirs
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@each("count", [1, 3])
 def test_one_graph_serves_every_batch_and_length(count: int) -> None:
     model, tokens = small_models.llama(), tokens_below(96, count, 7 * count)
     found = checkpoint(model)
@@ -178,7 +179,7 @@ def elsewhere(module: Network) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each("name", MODULES)
 def test_a_model_put_on_a_gpu_is_computed_there_as_a_whole(name: str) -> None:
     assert elsewhere(MODULES[name]()) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_gguf
@@ -13,8 +14,8 @@ from weightctl.weights.metadata import MetadataValue
 TRUNK = [f"model.layers.{number}.input_layernorm.weight" for number in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("names", "stated", "layers"),
+@each(
+    "names, stated, layers",
     [
         ([], 0, 0),
         (["model.layers.2.eh_proj.weight"], 0, 1),
@@ -47,7 +48,7 @@ def test_layers_are_counted(names: list[str], stated: int, layers: int) -> None:
     assert found.is_lost == (stated > 0 and not layers)
 
 
-@pytest.mark.parametrize("further", [2, 3])
+@each("further", [2, 3])
 def test_a_gguf_with_no_other_layers_is_refused(further: int) -> None:
     family = FAMILIES["glm4_moe"].load()
     metadata = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
+from each import each
 from weightctl.dtype import ENCODINGS
 from weightctl.families.names import is_matrix_weight, is_projection, layer, role
 from weightctl.weights.info import TensorInfo
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@each(
+    "name, expected",
     [
         ("output.weight", "output"),
         ("token_embd.weight", "token_embd"),
@@ -32,7 +31,7 @@ def test_a_name_of_ggufs_tells_the_role(name: str, expected: str) -> None:
     assert role(name) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     ["blk.3.attn_v.bias", "blk.3.attn_q_a.weight", "output_norm.weight", "cls.output.weight",
      "model.layers.3.self_attn.v_proj.weight"],
@@ -60,18 +59,18 @@ def test_a_matrix_of_one_row_is_a_vector() -> None:
     assert is_quantized("blk.0.ffn_up_exps.weight", (8, 1, 256))
 
 
-@pytest.mark.parametrize("part", ["first", "w1", "decay_w2", "lerp_fused"])
+@each("part", ["first", "w1", "decay_w2", "lerp_fused"])
 def test_the_small_matrices_of_recurrent_models_stay(part: str) -> None:
     assert not is_quantized(f"blk.0.time_mix_{part}.weight")
 
 
-@pytest.mark.parametrize("part", ["key", "receptance", "value", "output"])
+@each("part", ["key", "receptance", "value", "output"])
 def test_the_large_ones_do_not(part: str) -> None:
     assert is_quantized(f"blk.0.time_mix_{part}.weight")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@each(
+    "name, expected",
     [
         ("layers.1.attn.wq_a.weight", True),
         ("layers.1.attn.indexer.wq_b.weight", True),

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 import small_models
+from each import each
 from runs import executed
 from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl.errors import ArchitectureError
@@ -40,7 +41,7 @@ def assert_same(found: RecognizedModel, model: Any, length: int = 20) -> None:
     assert np.abs(ours - logits(model, tokens)).max() < 1e-4
 
 
-@pytest.mark.parametrize(
+@each(
     "variation",
     [
         {},
@@ -61,7 +62,7 @@ def long_model() -> Any:
 
 
 # The last of the lengths that the first factors are for is 32.
-@pytest.mark.parametrize("length", [20, 32, 33, 64])
+@each("length", [20, 32, 33, 64])
 def test_the_length_of_a_sequence_decides_between_the_factors(long_model: Any, length: int) -> None:
     assert_same(checkpoint(long_model), long_model, length)
 
@@ -87,7 +88,7 @@ def in_gguf_with_factors(model: Any) -> RecognizedModel:
     )
 
 
-@pytest.mark.parametrize("length", [32, 33])
+@each("length", [32, 33])
 def test_ggufs_factors_are_tensors(long_model: Any, length: int) -> None:
     found = in_gguf_with_factors(long_model)
     assert set(found.weights) >= {"long_rope_factors.weight", "short_rope_factors.weight"}
@@ -130,7 +131,7 @@ DOCUMENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@each("document", DOCUMENTS, ids=str)
 def test_what_a_phi3_leaves_out_is_as_transformers_takes_it(document: dict[str, Any]) -> None:
     ours: Any = from_hugging_face(FAMILY, document | {"model_type": "phi3"}, "here").config
     known: Any = AutoConfig.for_model("phi3", **document)

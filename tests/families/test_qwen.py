@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 import small_models
 from arrays import weights_of
+from each import each
 from runs import executed
 from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl.errors import ArchitectureError
@@ -29,7 +30,7 @@ FAMILIES = {"qwen2": QWEN2, "qwen3": QWEN3}
 MAKERS = {"qwen2": small_models.qwen2, "qwen3": small_models.qwen3}
 WINDOWED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 7}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
-both = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+both = each("make", MAKERS.values(), ids=MAKERS)
 
 
 def assert_same(found: RecognizedModel, model: Any) -> None:
@@ -41,7 +42,7 @@ def assert_same(found: RecognizedModel, model: Any) -> None:
 
 
 @both
-@pytest.mark.parametrize(
+@each(
     "variation",
     [
         {},
@@ -76,7 +77,7 @@ def test_the_window_of_a_qwen_hides_what_is_before_it() -> None:
 
 
 @both
-@pytest.mark.parametrize("is_tied", [False, True])
+@each("is_tied", [False, True])
 def test_a_qwen_in_gguf_has_its_rows_in_transformers_order(
     make: Callable[..., Any], is_tied: bool
 ) -> None:
@@ -137,8 +138,8 @@ DOCUMENTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
+@each("document", DOCUMENTS, ids=str)
+@each("name", FAMILIES)
 def test_what_config_json_leaves_out_is_as_transformers_takes_it(
     name: str, document: dict[str, Any]
 ) -> None:
@@ -187,14 +188,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED)
+@each("changes, message", REFUSED)
 def test_windows_of_no_sense_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ArchitectureError, match=message):
         recognize(weights_of({"a": np.zeros(1, np.float32)}), {"model_type": "qwen2"} | changes)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
+@each(
+    "pattern, message",
     [
         ([True], "the model has 3 layers, but the config states attention types for 1 layer"),
         (7, "it must be a list with true or false for each layer"),

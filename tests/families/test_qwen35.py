@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from family_variants import draw_variant, make_variant
 from weightctl import convert, open_weights, shard
 from weightctl.errors import ArchitectureError, TensorSplitError
@@ -43,8 +44,8 @@ def test_heads_that_do_not_divide_into_key_heads_are_refused() -> None:
         read("qwen35", model_type="qwen3_5_text", linear_num_key_heads=5)
 
 
-@pytest.mark.parametrize(
-    ("stated", "reason"),
+@each(
+    "stated, reason",
     [
         ({"rope_parameters": ROPE | {"mrope_section": [1, 1, 30]}}, "do not contain all rotated"),
         ({"linear_value_head_dim": 64}, "have 128 elements and the values 64"),
@@ -60,7 +61,7 @@ def test_llama_cpp_does_not_load_some_models(stated: dict[str, Any], reason: str
     assert said is None if reason is None else said is not None and reason in said
 
 
-@pytest.mark.parametrize(("key_heads", "is_possible"), [(2, False), (4, True)])
+@each("key_heads, is_possible", [(2, False), (4, True)])
 def test_blocks_that_are_longer_than_a_head_are_not_split(
     key_heads: int, is_possible: bool, tmp_path: Path
 ) -> None:

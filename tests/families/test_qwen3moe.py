@@ -10,6 +10,7 @@ from transformers import Qwen3MoeConfig
 
 import small_models
 from arrays import weights_of
+from each import each
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
@@ -55,7 +56,7 @@ def test_a_qwen3_with_experts_in_gguf(model: Any, tmp_path: Path) -> None:
     assert_same(found, model)
 
 
-@pytest.mark.parametrize(
+@each(
     "variation",
     [
         {"norm_topk_prob": False},
@@ -93,14 +94,14 @@ def test_what_a_config_leaves_out_is_as_transformers_takes_it() -> None:
     assert found.rope_base == expected.rope_parameters["rope_theta"]
 
 
-@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+@each("name", ["num_experts", "num_local_experts"])
 def test_either_name_of_the_number_of_experts_counts(name: str) -> None:
     config: Any = recognize_changed(**{name: 16}).config
     assert config.experts == 16
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
+@each(
+    "changes, message",
     [
         ({"mlp_only_layers": [0]}, "`mlp_only_layers` .*some layers have no experts"),
         ({"decoder_sparse_step": 2}, "`decoder_sparse_step` .*some layers have no experts"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from family_cases import make_checkpoint
 from runs import executed
 from weightctl import convert
@@ -36,15 +37,15 @@ def test_types_of_layers_repeat_and_are_written_once() -> None:
     assert written["block_types"] == ["recurrent", "attention"]
 
 
-@pytest.mark.parametrize("hidden", [256, 2560, 4096, 7920])
+@each("hidden", [256, 2560, 4096, 7920])
 def test_the_factor_of_the_embedding_is_rounded_as_transformers_does(hidden: int) -> None:
     expected = float(torch.tensor(hidden**0.5, dtype=torch.bfloat16))
     found = read(hidden_size=hidden, num_attention_heads=10 if hidden % 10 == 0 else 8)
     assert found.config.embedding_scale == expected
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
+@each(
+    "keys, said",
     [
         ({"lru_width": 2561}, "the 2561 channels"),
         ({"block_types": ["recurrent", "ssm"]}, "`'ssm'`"),
@@ -64,7 +65,7 @@ def test_convert_says_that_llama_cpp_does_not_run_it(crossed: Path, tmp_path: Pa
     assert "llama.cpp does not run recurrent_gemma models" in [*report.notes]
 
 
-@pytest.mark.parametrize("bias", [-200.0, 0.0, 200.0])
+@each("bias", [-200.0, 0.0, 200.0])
 def test_states_that_do_not_fade_or_fade_at_once_are_numbers(bias: float) -> None:
     unit = RealGatedRecurrence(4, 4, blocks=2, kernel=2, activation="gelu_tanh")
     weights = {

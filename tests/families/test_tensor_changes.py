@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from arrays import weights_of
+from each import each
 from weightctl.errors import ConversionError
 from weightctl.families.changes import (
     MINUS_EXP,
@@ -73,7 +74,7 @@ def done(step: Step, array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(raw, array.dtype).reshape(made.info.shape)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@each("name", CHANGES)
 def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
     change, shape, in_gguf = CHANGES[name]
     array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
@@ -89,7 +90,7 @@ def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
     assert np.allclose(back, array, atol=1e-6)
 
 
-@pytest.mark.parametrize("is_norm", [False, True])
+@each("is_norm", [False, True])
 def test_weights_of_queries_get_a_scale_that_llama_cpp_does_not_take(is_norm: bool) -> None:
     change = ScaledQueries(lambda fields: fields["head_dim"], is_norm)
     array = np.array([-0.5, 0, 2], np.float32)
@@ -147,7 +148,7 @@ def test_queries_keys_and_values_of_each_head_together() -> None:
     assert group_heads(2, (2, 1, 1)) == (0, 1, 4, 6, 2, 3, 5, 7)
 
 
-@pytest.mark.parametrize("change", [Squeezed(1), TurnedHeads()], ids=["squeezed", "heads"])
+@each("change", [Squeezed(1), TurnedHeads()], ids=["squeezed", "heads"])
 def test_a_tensor_of_another_shape_is_refused_by_name(change: Change) -> None:
     with pytest.raises(ConversionError, match=r"`x` has shape \[5, 3\]"):
         done(change.to_gguf(CONFIG), np.zeros((5, 3), np.float32))

@@ -11,6 +11,7 @@ import pytest
 
 import small_models
 from arrays import weights_of
+from each import each
 from weightctl import open_weights
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
@@ -106,7 +107,7 @@ def unlike(name: str) -> dict[str, Any]:
     return {field: size for field, size in UNLIKE.items() if own.get(field)}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_the_line_of_a_family_has_the_names_that_the_family_has(name: str) -> None:
     line = FAMILIES[name]
     family = line.load()
@@ -119,7 +120,7 @@ def test_only_known_families_have_names_of_their_own_in_gguf() -> None:
     assert FAMILIES.keys() - MAPS.keys() == OWN
 
 
-@pytest.mark.parametrize("name", MAPS)
+@each("name", MAPS)
 def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
     tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     # Where experts are stacked, several have one name.
@@ -154,8 +155,8 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
     assert known > len(pairs) / 2
 
 
-@pytest.mark.parametrize("changed", [False, True])
-@pytest.mark.parametrize("name", FAMILIES)
+@each("changed", [False, True])
+@each("name", FAMILIES)
 def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: bool) -> None:
     family: Family = FAMILIES[name].load()
     made = config(name, **(with_all(name) if changed else {}))
@@ -163,8 +164,8 @@ def test_the_module_has_just_the_tensors_that_the_lines_say(name: str, changed: 
     assert {tensor.module for tensor in family.tensors(made)} == set(module.raw_state_dict())
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
+@each(
+    "name, changes",
     [
         *((name, {}) for name in FAMILIES),
         *((name, with_all(name) | unlike(name)) for name in FAMILIES),
@@ -182,7 +183,7 @@ def test_the_shapes_of_the_table_are_those_of_the_module(
     }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_no_two_tensors_have_one_name(name: str) -> None:
     tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     for names in (
@@ -221,7 +222,7 @@ def test_only_matrices_are_transposed_and_biases_are_rotated_too() -> None:
     assert steps["blk.1.attn_v.weight"] is None
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@each("name", FAMILIES)
 def test_vectors_and_positions_stay_in_float32_in_gguf(name: str) -> None:
     tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
     kept = {tensor.module for tensor in tensors if tensor.is_float32}
@@ -263,8 +264,8 @@ def held(model: Any, rename: Any = str, **more: Any) -> Weights:
     return weights_of(arrays | more)
 
 
-@pytest.mark.parametrize(
-    ("make", "prefix"),
+@each(
+    "make, prefix",
     [(small_models.llama, "model."), (small_models.gpt2, "transformer.")],
     ids=["llama", "gpt2"],
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from weightctl.errors import ArchitectureError
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.towers import find_tower
@@ -49,8 +50,8 @@ def test_the_large_encoder_of_internvl_has_norms_of_queries_and_no_biases_of_nor
     assert "v.blk.0.attn_q_norm.weight" not in usual
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
+@each(
+    "changes, text",
     [
         ({"downsample_ratio": 0.3}, "is not 1 divided by an integer"),
         ({"downsample_ratio": 0.2, "image_seq_length": 40}, "cannot be merged by squares of 5 x 5"),
@@ -73,8 +74,8 @@ def test_what_gguf_does_not_state_of_internvl_is_refused(
         read("internvl", **changes)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "text"),
+@each(
+    "kind, changes, text",
     [
         ("qwen2_audio", {"audio_config": {"max_source_positions": 750}}, "30 seconds"),
         ("qwen2_audio", {"audio_config": {"scale_embedding": True}}, "does not scale"),
@@ -91,8 +92,8 @@ def test_what_gguf_does_not_state_of_audio_encoders_is_refused(
         read(kind, **changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
+@each(
+    "changes, text",
     [
         ({"vision_config": None}, "no image encoder"),
         ({"vision_config": {"head_dim": 32}}, "are not as wide as the hidden size 768"),
@@ -108,7 +109,7 @@ def test_what_gguf_does_not_state_of_gemma_4_is_refused(changes: dict[str, Any],
         read("gemma4", **changes)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_audio", "voxtral", "audioflamingo3"])
+@each("kind", ["qwen2_audio", "voxtral", "audioflamingo3"])
 def test_sizes_have_whispers_own_names_or_the_usual_ones(kind: str) -> None:
     usual = read(kind, audio_config={"hidden_size": 64, "intermediate_size": 256})
     own = read(kind, audio_config={"d_model": 64, "encoder_ffn_dim": 256})

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import Any
 
-import pytest
 import transformers
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
@@ -15,6 +14,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from each import each
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
 
@@ -39,9 +39,7 @@ def stated(kind: str) -> dict[str, Any]:
     return stated
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [each for each in TYPES if each[1] not in NESTED and each[0] not in OTHERS]
-)
+@each("name, kind", [each for each in TYPES if each[1] not in NESTED and each[0] not in OTHERS])
 def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
     name: str, kind: str
 ) -> None:
@@ -56,7 +54,7 @@ def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
     assert differing == {}
 
 
-@pytest.mark.parametrize(("name_of_family", "kind"), TYPES)
+@each("name_of_family, kind", TYPES)
 def test_the_class_of_a_type_is_that_of_transformers(name_of_family: str, kind: str) -> None:
     family = FAMILIES[name_of_family].load()
     is_encoder = family.config.endswith("EncoderConfig")
@@ -190,9 +188,7 @@ UNREAD_OF = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [each for each in TYPES if each[1] not in NESTED and each[0] not in OTHERS]
-)
+@each("name, kind", [each for each in TYPES if each[1] not in NESTED and each[0] not in OTHERS])
 def test_every_key_that_transformers_reads_is_read(name: str, kind: str) -> None:
     family = FAMILIES[name].load()
     read = {key.hugging_face.partition(".")[0] for key in family.keys}

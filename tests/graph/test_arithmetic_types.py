@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
@@ -28,8 +29,8 @@ def graph() -> Iterator[Graph]:
         yield graph
 
 
-@pytest.mark.parametrize(
-    ("family", "functions", "operands"),
+@each(
+    "family, functions, operands",
     [
         ("arithmetic", set(ARITHMETIC_FUNCTIONS), 2),
         ("comparison", set(COMPARISON_FUNCTIONS), 2),

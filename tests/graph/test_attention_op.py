@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from runs import run
 from weightctl.errors import GraphError
 from weightctl.graph import ops
@@ -88,10 +89,10 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 3])
-@pytest.mark.parametrize("mask", MASKS)
+@each("softcap", [None, 1.5])
+@each("causal", [False, True])
+@each("window", [None, 1, 3])
+@each("mask", MASKS)
 def test_attention_is_the_formula(
     mask: str, window: int | None, softcap: float | None, *, causal: bool
 ) -> None:
@@ -102,9 +103,9 @@ def test_attention_is_the_formula(
     np.testing.assert_allclose(found, reference(*arrays, **options), atol=2e-6)
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 2, 9])
-@pytest.mark.parametrize(("seq", "keys"), [(1, 6), (3, 6), (6, 6), (6, 3)])
+@each("softcap", [None, 1.5])
+@each("window", [None, 2, 9])
+@each("seq, keys", [(1, 6), (3, 6), (6, 6), (6, 3)])
 def test_the_last_query_stands_at_the_last_key(
     seq: int, keys: int, window: int | None, softcap: float | None
 ) -> None:
@@ -118,8 +119,8 @@ def test_the_last_query_stands_at_the_last_key(
     np.testing.assert_allclose(found, reference(*arrays, **options), atol=2e-6)
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("hidden", [False, -np.inf])
+@each("softcap", [None, 1.5])
+@each("hidden", [False, -np.inf])
 def test_a_query_that_sees_no_key_gets_zeros(hidden: float, softcap: float | None) -> None:
     kind = bool if hidden is False else np.float32
     mask = np.full((5, 5), hidden, kind)
@@ -130,7 +131,7 @@ def test_a_query_that_sees_no_key_gets_zeros(hidden: float, softcap: float | Non
     assert (found[:, :, 0] != 0).all()
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@each("kv_heads", [1, 2, 4])
 def test_heads_of_keys_serve_consecutive_heads_of_queries(kv_heads: int) -> None:
     arrays = made(kv_heads=kv_heads, value_dim=3)
     found = run(ops.attention, *arrays)
@@ -142,22 +143,22 @@ def test_the_scale_may_be_given() -> None:
     np.testing.assert_allclose(found, reference(*made(), scale=0.7), atol=2e-6)
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.7])
+@each("scale", [0.0, -0.7])
 def test_a_scale_may_be_zero_or_turn_the_scores_round(scale: float) -> None:
     found = run(lambda *values: ops.attention(*values, causal=True, scale=scale), *made())
     np.testing.assert_allclose(found, reference(*made(), causal=True, scale=scale), atol=2e-6)
 
 
-@pytest.mark.parametrize("option", ["scale", "softcap"])
-@pytest.mark.parametrize("given", [np.nan, np.inf, -np.inf])
+@each("option", ["scale", "softcap"])
+@each("given", [np.nan, np.inf, -np.inf])
 def test_a_scale_and_a_softcap_are_finite(option: str, given: float) -> None:
     options: dict[str, Any] = {option: given}
     with pytest.raises(GraphError, match=option):
         run(lambda *values: ops.attention(*values, **options), *made())
 
 
-@pytest.mark.parametrize("softcap", [None, 30.0])
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@each("softcap", [None, 30.0])
+@each("kind", [np.float16, ml_dtypes.bfloat16])
 def test_sums_of_small_floats_are_in_float32(kind: Any, softcap: float | None) -> None:
     query, key, value = (array.astype(kind) for array in made(seq=2, keys=1500))
     # All scores are equal, so that 1500 numbers near 1 are averaged: in bfloat16 the sum of them,
@@ -171,7 +172,7 @@ def test_sums_of_small_floats_are_in_float32(kind: Any, softcap: float | None) -
     )
 
 
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@each("kind", [np.float16, ml_dtypes.bfloat16])
 def test_only_the_result_of_capped_small_floats_is_rounded(kind: Any) -> None:
     query, key, value = (array.astype(kind) for array in made())
     query, value = query * kind(4), np.abs(value)
@@ -191,9 +192,9 @@ def test_attention_is_torchs_own_bit_for_bit_where_torch_has_it() -> None:
 SINKS = np.array([0.5, -3.0, 200.0, -np.inf], np.float32)
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("mask", ["none", "pairs", "hidden"])
+@each("softcap", [None, 1.5])
+@each("window", [None, 3])
+@each("mask", ["none", "pairs", "hidden"])
 def test_a_sink_takes_a_share_of_the_softmax_and_adds_nothing(
     mask: str, window: int | None, softcap: float | None
 ) -> None:
@@ -216,7 +217,7 @@ def test_sinks_and_scores_of_any_size_do_not_overflow() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@each("kind", [np.float16, ml_dtypes.bfloat16])
 def test_sinks_may_be_float32_beside_small_floats(kind: Any) -> None:
     query, key, value = (array.astype(kind) for array in made())
     found = run(lambda *v: ops.attention(*v[:3], sinks=v[3]), query, key, np.abs(value), SINKS)
@@ -226,7 +227,7 @@ def test_sinks_may_be_float32_beside_small_floats(kind: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@each("kind", [np.float16, ml_dtypes.bfloat16])
 def test_sinks_may_be_small_floats_beside_float32(kind: Any) -> None:
     sinks = SINKS.astype(kind)
     found = run(lambda *v: ops.attention(*v[:3], sinks=v[3]), *made(), sinks)
@@ -234,16 +235,14 @@ def test_sinks_may_be_small_floats_beside_float32(kind: Any) -> None:
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "sinks", [np.zeros(2, np.float32), np.zeros((4, 1), np.float32), np.arange(4)]
-)
+@each("sinks", [np.zeros(2, np.float32), np.zeros((4, 1), np.float32), np.arange(4)])
 def test_sinks_are_a_score_for_each_query_head(sinks: Array) -> None:
     with pytest.raises(GraphError, match="cannot be used with 4 query heads"):
         run(lambda *values: ops.attention(*values[:3], sinks=values[3]), *made(), sinks)
 
 
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
+@each("has_sinks", [False, True])
+@each("causal", [False, True])
 def test_windows_and_sinks_need_no_mask_of_all_pairs(
     has_sinks: bool, causal: bool, monkeypatch: Any
 ) -> None:
@@ -273,11 +272,11 @@ def test_windows_and_sinks_need_no_mask_of_all_pairs(
     )
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 30])
-@pytest.mark.parametrize("keys", [3, 9, 12])
-@pytest.mark.parametrize("mask", ["", "rows", "columns", "heads"])
-@pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (2.0, False), (None, True)])
-@pytest.mark.parametrize("causal", [False, True])
+@each("window", [None, 1, 4, 30])
+@each("keys", [3, 9, 12])
+@each("mask", ["", "rows", "columns", "heads"])
+@each("softcap, has_sinks", [(None, False), (2.0, False), (None, True)])
+@each("causal", [False, True])
 def test_queries_in_parts_give_the_same(
     window: int | None,
     keys: int,

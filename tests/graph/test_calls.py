@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from each import each
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, TensorType, Weight, ops
@@ -63,7 +64,7 @@ def test_arithmetic_on_names_must_come_out() -> None:
             ops.call(made, three, one)
 
 
-@pytest.mark.parametrize("given", [(), (2, 2), (2, 5)], ids=str)
+@each("given", [(), (2, 2), (2, 5)], ids=str)
 def test_arguments_of_other_types_are_refused_with_both(given: tuple[int, ...]) -> None:
     with Graph("outer", [f32(*given)]) as graph:
         subgraph = doubled(graph, "n", 4)

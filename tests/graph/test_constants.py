@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from weightctl import Buffer
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType
@@ -25,8 +26,8 @@ def data_of(value: Any, dtype: DType | None = None) -> Buffer:
     return data
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype"),
+@each(
+    "value, dtype",
     [
         (True, DType.bool),
         (3, DType.int64),
@@ -61,8 +62,8 @@ def test_a_number_is_rounded_once_to_the_dtype() -> None:
     assert data_of(0.1, DType.float16).to_numpy() == np.float16(0.1)
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype"),
+@each(
+    "value, dtype",
     [
         (1.0, DType.int32),
         (300, DType.uint8),
@@ -80,7 +81,7 @@ def test_a_number_that_does_not_fit_its_dtype_is_refused(value: Any, dtype: DTyp
         data_of(value, dtype)
 
 
-@pytest.mark.parametrize("value", ["text", [[1], [2, 3]], 2**70, [object()], np.array("text")])
+@each("value", ["text", [[1], [2, 3]], 2**70, [object()], np.array("text")])
 def test_what_is_not_an_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(GraphError, match="constant: "):
         data_of(value)
@@ -100,9 +101,7 @@ def test_a_constant_is_on_a_device_and_its_numbers_are_not_moved_yet() -> None:
     assert graph.nodes[-1].attributes["data"].device == DeviceRef.CPU()
 
 
-@pytest.mark.parametrize(
-    ("value", "shape"), [("batch", ()), (Dim("batch") * 2, ()), (Shape(("batch", 3)), (2,))]
-)
+@each("value, shape", [("batch", ()), (Dim("batch") * 2, ()), (Shape(("batch", 3)), (2,))])
 def test_dimensions_are_values_whose_names_stay_open(value: Any, shape: tuple[int, ...]) -> None:
     with Graph("sizes") as graph:
         size = ops.dims(value)

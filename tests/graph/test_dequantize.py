@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from rows import in_blocks
 from runs import run
 from weightctl.device import DeviceRef
@@ -31,7 +32,7 @@ def weight(encoding: QuantizationEncoding, *shape: int, dtype: DType = DType.flo
     return Weight("w", dtype, shape, quantization_encoding=encoding)
 
 
-@pytest.mark.parametrize("encoding", [Q4_K, Q8_0, QuantizationEncoding.Q4_0])
+@each("encoding", [Q4_K, Q8_0, QuantizationEncoding.Q4_0])
 def test_a_quantized_weight_gives_its_numbers(encoding: QuantizationEncoding) -> None:
     data, numbers = blocks(encoding, 4, 512)
     found = run(lambda: ops.dequantize(weight(encoding, 4, 512)), weights={"w": data})
@@ -82,8 +83,8 @@ def test_a_lookup_gives_the_original_dtype() -> None:
     np.testing.assert_array_equal(found, numbers[[4]].astype(found.dtype))
 
 
-@pytest.mark.parametrize("is_quantized", [False, True])
-@pytest.mark.parametrize("number", [5, -1])
+@each("is_quantized", [False, True])
+@each("number", [5, -1])
 def test_an_id_out_of_bounds_is_refused_when_it_runs(is_quantized: bool, number: int) -> None:
     data, numbers = blocks(Q8_0, 5, 32)
     table = weight(Q8_0, 5, 32) if is_quantized else Weight("w", DType.float32, (5, 32))
@@ -172,7 +173,7 @@ def test_a_quantized_weight_that_is_changed_after_its_use_stays_what_it_was() ->
     np.testing.assert_array_equal(whole, numbers)
 
 
-@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16])
+@each("dtype", [DType.float32, DType.bfloat16])
 def test_blocks_are_decoded_into_memory_that_is_given(dtype: DType) -> None:
     data, numbers = blocks(Q4_K, 6, 512)
     raw = torch.from_numpy(data.to_numpy()).reshape(2, 3, -1)

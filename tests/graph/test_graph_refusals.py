@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import run
 from weightctl.dtype import DType
 from weightctl.errors import EngineError, GraphError
@@ -55,7 +56,7 @@ REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("use", "says"), REFUSED, ids=[says for _, says in REFUSED])
+@each("use, says", REFUSED, ids=[says for _, says in REFUSED])
 def test_an_error_says_the_operation_what_it_was_given_the_layer_and_what_to_do(
     use: Callable[[Value, Value], Any], says: str
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import GraphError
@@ -60,8 +61,8 @@ class Net(Module):
         self.layers = LayerList([make() for _ in range(3)])
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
+@each(
+    "make, expected",
     [(Once, [1, 10, 100]), (Twice, [1, 100, 10000]), (Deep, [1, 10, 100])],
 )
 def test_a_subgraph_inside_of_one_for_all_layers_has_each_layers_weights(
@@ -154,7 +155,7 @@ def test_a_prefix_that_changes_no_name_is_refused() -> None:
             ops.call(block, graph.inputs[0], prefix="layers.1.")
 
 
-@pytest.mark.parametrize("is_outer_first", [False, True])
+@each("is_outer_first", [False, True])
 def test_two_weights_of_one_name_are_refused_across_subgraphs(*, is_outer_first: bool) -> None:
     first, second = (Weight("w", DType.float32, [1, size]) for size in (1, 2))
     with Graph("net", [PAIR]) as graph:
@@ -202,7 +203,7 @@ def test_graphs_that_call_each_other_are_refused() -> None:
             ops.call(second, first.inputs[0])
 
 
-@pytest.mark.parametrize("given", [5, None, "block"])
+@each("given", [5, None, "block"])
 def test_what_is_not_a_graph_is_not_called(given: Any) -> None:
     with Graph("net", [PAIR]) as graph, pytest.raises(GraphError, match="is not a graph"):
         ops.call(given, graph.inputs[0])

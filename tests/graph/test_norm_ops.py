@@ -6,14 +6,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from each import each
 from runs import run
 from weightctl.graph import ops
 
-SMALL = pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+SMALL = each("kind", [np.float16, ml_dtypes.bfloat16])
 
 
 def floats(*shape: int) -> Any:
@@ -25,7 +25,7 @@ def torch_of(array: Any) -> torch.Tensor:
     return torch.tensor(array.astype(np.float32)).to(getattr(torch, name))
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
+@each("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_rms_norm_is_hugging_faces(kind: Any) -> None:
     x, weight = (floats(2, 5, 64) * 9).astype(kind), floats(64).astype(kind)
     model = LlamaRMSNorm(64, 1e-5)
@@ -42,7 +42,7 @@ def test_an_rms_norm_without_a_weight_has_a_mean_square_of_one() -> None:
 
 
 @SMALL
-@pytest.mark.parametrize("count", [0, 1, 2])
+@each("count", [0, 1, 2])
 def test_layer_norm_is_computed_in_float32_and_rounded_once(kind: Any, count: int) -> None:
     arrays = [(floats(4, 300) * 20).astype(kind), floats(300), floats(300)][: count + 1]
     arrays = [array.astype(kind) for array in arrays]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from each import each
 from op_examples import EXAMPLES, INFERRED, REFUSED
 from weightctl import Buffer
 from weightctl.dtype import DType
@@ -70,7 +71,7 @@ def test_every_public_name_is_a_function() -> None:
         assert type(getattr(ops, name)).__name__ == "function", name
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+@each("example", EXAMPLES, ids=named)
 def test_the_type_that_is_inferred_is_the_type_that_comes_out(example: Example) -> None:
     types = [type_of(array) for array in example.inputs]
     inferred = several(OPS[example.op].infer(*types, **example.attributes))
@@ -86,7 +87,7 @@ def _with_sizes(inferred: TensorType, seen: TensorType) -> TensorType:
     return TensorType(inferred.dtype, shape, inferred.device)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+@each("example", EXAMPLES, ids=named)
 def test_the_values_that_come_out_are_those_of_the_reference(example: Example) -> None:
     results = lowered(example.op, example.inputs, example.attributes)
     for result, expected in zip(results, several(example.expected), strict=True):
@@ -102,7 +103,7 @@ def test_the_values_that_come_out_are_those_of_the_reference(example: Example) -
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+@each("example", EXAMPLES, ids=named)
 def test_running_an_op_leaves_its_operands_alone(example: Example) -> None:
     copies = tuple(array.copy() for array in example.inputs)
     lowered(example.op, example.inputs, example.attributes)
@@ -110,13 +111,13 @@ def test_running_an_op_leaves_its_operands_alone(example: Example) -> None:
         np.testing.assert_array_equal(array, copy)
 
 
-@pytest.mark.parametrize("case", INFERRED, ids=named)
+@each("case", INFERRED, ids=named)
 def test_names_of_dimensions_pass_through(case: Inferred) -> None:
     found = OPS[case.op].infer(*case.inputs, **case.attributes)
     assert several(found) == several(case.expected)
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=named)
+@each("case", REFUSED, ids=named)
 def test_a_refusal_names_the_op_and_all_that_it_was_given(case: Refused) -> None:
     with Graph("refusing", case.inputs) as graph, pytest.raises(GraphError) as refusal:
         apply_all(case.op, *graph.inputs, **case.attributes)
@@ -127,7 +128,7 @@ def test_a_refusal_names_the_op_and_all_that_it_was_given(case: Refused) -> None
     assert case.says in message
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=named)
+@each("case", REFUSED, ids=named)
 def test_an_op_that_is_refused_leaves_the_graph_as_it_was(case: Refused) -> None:
     with Graph("refusing", case.inputs) as graph:
         before = len(graph.nodes)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from each import each
 from runs import run
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
@@ -54,8 +55,8 @@ def test_shapes_of_unequal_size_for_some_names_are_refused(
         reshaped(before, after)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "expected"),
+@each(
+    "before, after, expected",
     [
         (["batch", "seq", 64], ["batch", "seq", 4, 16], None),
         (["batch", "seq", 64], [BATCH * SEQ, 64], None),
@@ -70,7 +71,7 @@ def test_sizes_are_followed_through_names(before: Any, after: Any, expected: Any
     assert reshaped(before, after) == (after if expected is None else expected)
 
 
-@pytest.mark.parametrize("after", [[-1, 3], ["batch", -1], [-1, 0], [-1, -1]])
+@each("after", [[-1, 3], ["batch", -1], [-1, 0], [-1, -1]])
 def test_a_size_that_is_left_but_not_whole_is_refused(after: Any) -> None:
     with pytest.raises(GraphError, match=r"reshape of float32\[seq, 4\]: .*-1"):
         reshaped(["seq", 4], after)

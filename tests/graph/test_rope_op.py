@@ -4,12 +4,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from each import each
 from runs import run
 from weightctl.graph import ops
 
@@ -55,7 +55,7 @@ def test_pairs_are_rotated_and_the_rest_passes_through(
     np.testing.assert_array_equal(found[..., 2 * pairs :], x[..., 2 * pairs :])
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
+@each("interleaved", [False, True])
 def test_positions_may_differ_between_the_rows_of_a_batch(interleaved: bool) -> None:
     x = np.random.default_rng(2).standard_normal((2, 3, 4, 6), np.float32)
     cos, sin = (table.reshape(2, 1, 4, 3) for table in tables(8, 3))
@@ -77,8 +77,8 @@ def test_halves_pair_as_in_hugging_faces_llama() -> None:
     np.testing.assert_allclose(run(rope(interleaved=False), x, cos, sin), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
+@each("interleaved", [False, True])
+@each("kind", [np.float16, ml_dtypes.bfloat16])
 def test_small_floats_are_rotated_in_float32_and_rounded_once(kind: Any, interleaved: bool) -> None:
     x = np.random.default_rng(5).standard_normal((3, 8)).astype(kind)
     found = run(rope(interleaved), x, *tables(3, 3))

@@ -6,8 +6,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
+from each import each
 from runs import run
 from weightctl.dtype import DType
 
@@ -21,8 +21,8 @@ def cast(array: Array, dtype: DType) -> Array:
     return run(lambda x: x.cast(dtype), array).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", ABOVE)
-@pytest.mark.parametrize("sign", [1, -1])
+@each("dtype", ABOVE)
+@each("sign", [1, -1])
 def test_what_is_just_beside_a_tie_goes_to_the_nearest(dtype: DType, sign: int) -> None:
     half, little = ABOVE[dtype], 2.0**-40
     given = sign * np.array([1 + half - little, 1 + half, 1 + half + little])
@@ -45,7 +45,7 @@ def test_doubles_become_halves_as_numpys_do() -> None:
     np.testing.assert_array_equal(np.signbit(found), np.signbit(expected))
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@each("kind", [np.int32, np.int64])
 def test_integers_just_beside_a_tie_go_to_the_nearest(kind: Any) -> None:
     # Steps of bfloat16 are 2**22 here, of which 1 more than a half is lost in float32.
     tie = 2**29 + 2**21
@@ -61,8 +61,8 @@ def test_the_largest_integers_are_rounded_once_too() -> None:
     np.testing.assert_array_equal(cast(given, DType.bfloat16), expected)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
+@each(
+    "dtype, expected",
     [
         (DType.float8_e4m3fn, [448, -448, 448]),
         (DType.float8_e5m2, [np.inf, -np.inf, np.inf]),

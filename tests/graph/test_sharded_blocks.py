@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from each import each
 from sharded_weights import F32, TWO, shards_of, weight
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EncodingError, ShardingError
@@ -13,8 +14,8 @@ from weightctl.split import Cut, Sharding
 Q8_0 = QuantizationEncoding.Q8_0
 
 
-@pytest.mark.parametrize(
-    ("encoding", "columns", "expected"),
+@each(
+    "encoding, columns, expected",
     [
         (QuantizationEncoding.Q8_0, 96, [64, 32]),
         (QuantizationEncoding.Q4_0, 96, [64, 32]),
@@ -37,8 +38,8 @@ def test_the_columns_of_blocks_are_cut_between_blocks(
     }
 
 
-@pytest.mark.parametrize(
-    ("encoding", "columns", "blocks", "hint"),
+@each(
+    "encoding, columns, blocks, hint",
     [
         (QuantizationEncoding.Q8_0, 96, "3 blocks of 32", "1 to 3 ranks work"),
         (QuantizationEncoding.Q4_0, 32, "1 block of 32 elements", "1 rank works"),

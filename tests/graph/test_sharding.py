@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from sharded_weights import F32, THREE, TWO, shards_of, weight
 from weightctl.device import DeviceRef
 from weightctl.errors import GraphError, ShardingError
@@ -48,7 +49,7 @@ CUTS: list[tuple[ShardingStrategy, tuple[int, ...], list[tuple[int, ...]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("strategy", "shape", "expected"), CUTS, ids=str)
+@each("strategy, shape, expected", CUTS, ids=str)
 def test_each_shard_has_its_shape_before_there_is_a_graph(
     strategy: ShardingStrategy, shape: tuple[int, ...], expected: list[tuple[int, ...]]
 ) -> None:
@@ -82,7 +83,7 @@ def test_a_shard_is_called_as_the_whole_until_it_has_a_name_of_its_own() -> None
     assert repr(first) == "Weight('layers.0.w.shard.0', float32[2, 2] on gpu:0)"
 
 
-@pytest.mark.parametrize("count", [1, 3])
+@each("count", [1, 3])
 def test_the_devices_must_be_as_many_as_the_strategy_is_for(count: int) -> None:
     whole = weight(4, 2, strategy=ShardingStrategy.rowwise(2))
     with pytest.raises(
@@ -119,7 +120,7 @@ def test_the_name_of_a_strategy_is_none() -> None:
         weight(4, 2, strategy=named).shard(TWO)
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 2.0, "2"])
+@each("count", [0, -1, True, 2.0, "2"])
 def test_a_number_of_devices_is_at_least_one(count: Any) -> None:
     with pytest.raises(ShardingError, match="is not a valid number of devices"):
         ShardingStrategy.rowwise(count)
@@ -195,7 +196,7 @@ REFUSED: list[tuple[ShardingStrategy, tuple[int, ...], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "shape", "says", "hint"), REFUSED, ids=str)
+@each("strategy, shape, says, hint", REFUSED, ids=str)
 def test_what_cannot_be_cut_so_names_the_weight_and_the_counts_that_work(
     strategy: ShardingStrategy, shape: tuple[int, ...], says: str, hint: str
 ) -> None:
@@ -225,7 +226,7 @@ REPRS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("strategy", "text"), REPRS, ids=str)
+@each("strategy, text", REPRS, ids=str)
 def test_a_strategy_prints_as_the_call_that_makes_it(strategy: ShardingStrategy, text: str) -> None:
     assert repr(strategy) == f"ShardingStrategy.{text}"
     again: ShardingStrategy = eval(repr(strategy), {"ShardingStrategy": ShardingStrategy})
@@ -270,7 +271,7 @@ def test_the_very_parts_may_be_given() -> None:
         whole.shard(THREE)
 
 
-@pytest.mark.parametrize(
+@each(
     "cut",
     [Cut(0, ((0, 6),)), Cut(2, ((0, 1),)), Cut(-1, ((0, 1),)), Cut(1, ((2, 2),))],
     ids=["beyond", "axis", "negative axis", "empty"],
@@ -311,8 +312,8 @@ def pickled(given: Any) -> Any:
 COPIED: tuple[Callable[[Any], Any], ...] = (deepcopy, pickled)
 
 
-@pytest.mark.parametrize("again", COPIED)
-@pytest.mark.parametrize(("strategy", "shape", "expected"), CUTS, ids=str)
+@each("again", COPIED)
+@each("strategy, shape, expected", CUTS, ids=str)
 def test_copies_of_a_weight_are_cut_as_it_is(
     again: Callable[[Any], Any],
     strategy: ShardingStrategy,
@@ -325,7 +326,7 @@ def test_copies_of_a_weight_are_cut_as_it_is(
     assert copy.sharding_strategy == strategy
 
 
-@pytest.mark.parametrize("again", COPIED)
+@each("again", COPIED)
 def test_copies_of_a_module_say_how_their_own_weights_are_cut(again: Callable[[Any], Any]) -> None:
     module = Halved()
     module.up.sharding_strategy = ShardingStrategy.tensor_parallel(module, 2)

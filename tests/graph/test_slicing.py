@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from each import each
 from runs import run
 from weightctl.dtype import DType
 from weightctl.errors import EngineError, GraphError
@@ -97,7 +98,7 @@ def test_a_table_is_cut_to_the_length_of_another_input() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "part",
     [
         lambda table, _: table[:5],
@@ -115,9 +116,7 @@ def test_a_name_that_turns_out_too_small_is_refused_when_it_runs(
     assert refusal.value.hint
 
 
-@pytest.mark.parametrize(
-    "index", [True, 1.5, "seq", [0, 1], (0, 1), slice(0, 4, -1), slice(0, 4, 0), slice("a", 2)]
-)
+@each("index", [True, 1.5, "seq", [0, 1], (0, 1), slice(0, 4, -1), slice(0, 4, 0), slice("a", 2)])
 def test_what_is_not_an_index_is_refused(index: Any) -> None:
     with pytest.raises(GraphError, match="is not a valid index"):
         sliced((index,), (1,))

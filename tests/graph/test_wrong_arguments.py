@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
 from weightctl.graph import Dim, Graph, TensorType, Value, Weight, ops
@@ -57,7 +58,7 @@ WRONG: list[tuple[Callable[[Value, Value], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("use", "says"), WRONG, ids=[says for _, says in WRONG])
+@each("use, says", WRONG, ids=[says for _, says in WRONG])
 def test_a_wrong_argument_is_refused_with_the_operation_and_a_hint(
     use: Callable[[Value, Value], Any], says: str
 ) -> None:
@@ -76,8 +77,8 @@ def test_pythons_own_error_is_the_cause_of_the_refusal() -> None:
     assert "axes=5" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("sizes", "output", "says"),
+@each(
+    "sizes, output, says",
     [
         ([2, 2], lambda x: x[5:], "cannot have size -3"),
         ([2, 0], lambda _: ops.range(0, Dim("n") // "m"), "divided by 0"),
@@ -95,7 +96,7 @@ def test_a_call_with_sizes_that_its_outputs_cannot_have_is_refused(
             ops.call(inner, *graph.inputs)
 
 
-@pytest.mark.parametrize("given", [TensorType(DType.float32, [1]), TensorType, [1], "ab"], ids=str)
+@each("given", [TensorType(DType.float32, [1]), TensorType, [1], "ab"], ids=str)
 def test_the_inputs_of_a_graph_are_a_list_of_types(given: Any) -> None:
     with pytest.raises(GraphError, match="is not a valid list of inputs for graph `g`"):
         Graph("g", given)
@@ -111,7 +112,7 @@ def test_types_and_weights_are_of_dtypes_and_devices_not_of_their_names() -> Non
             make(DType.float32, NOT["size"])
 
 
-@pytest.mark.parametrize("dtype", [DType.int32, DType.bool, DType.complex64])
+@each("dtype", [DType.int32, DType.bool, DType.complex64])
 def test_blocks_are_of_floating_point_numbers(dtype: DType) -> None:
     with pytest.raises(GraphError, match="cannot be stored as Q4_K, whose values are floats"):
         Weight("w", dtype, (4, 256), quantization_encoding=QuantizationEncoding.Q4_K)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from arrays import stored
+from each import each
 from rows import in_blocks
 from weightctl import open_weights
 from weightctl.device import CPU
@@ -63,11 +64,11 @@ def by_registry(_: Module, graph: Graph, values: Any) -> list[list[float]]:
     return InferenceSession().load(graph, values)(ONES)[0].to_numpy().tolist()
 
 
-both = pytest.mark.parametrize("load", [by_state, by_registry])
+both = each("load", [by_state, by_registry])
 
 
 @both
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         {"head.weight": E},
@@ -84,8 +85,8 @@ def test_a_shared_weight_is_found_by_each_of_its_names(load: Load, values: Any) 
 
 
 @both
-@pytest.mark.parametrize(
-    ("head", "says"),
+@each(
+    "head, says",
     [
         (E + 1, "the values differ"),
         (E.astype(np.float64) + 1e-9, "the values differ"),
@@ -151,7 +152,7 @@ def test_a_second_name_that_another_weight_of_the_graph_has_is_that_weights() ->
 
 
 @both
-@pytest.mark.parametrize("dtype", [DType.float32, DType.bfloat16], ids=str)
+@each("dtype", [DType.float32, DType.bfloat16], ids=str)
 def test_blocks_are_decoded_for_a_weight_of_floats(load: Load, dtype: DType) -> None:
     class Wide(Module):
         def __init__(self) -> None:
@@ -179,8 +180,8 @@ def test_unaligned_values_are_copied(load: Load) -> None:
 
 
 @both
-@pytest.mark.parametrize(
-    ("value", "says"),
+@each(
+    "value, says",
     [
         (E.astype(np.float64), "`astype`|WeightData.astype"),
         (E.tolist(), "NumPy arrays, torch tensors"),

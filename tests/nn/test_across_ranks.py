@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import executed, graph_of, run
 from small_modules import Block, random_values
 from weightctl import DeviceRef, DType, QuantizationEncoding
@@ -62,8 +63,8 @@ LAYERS: dict[str, Callable[[], Divisible]] = {
 GRIDS = [Grid(1), Grid(2), Grid(4), Grid(1, 2), Grid(2, 3)]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", LAYERS)
+@each("grid", GRIDS, ids=str)
+@each("name", LAYERS)
 def test_ranks_give_together_what_the_layer_gives(name: str, grid: Grid) -> None:
     layer = LAYERS[name]()
     values = values_of(layer)
@@ -74,8 +75,8 @@ def test_ranks_give_together_what_the_layer_gives(name: str, grid: Grid) -> None
     assert np.abs(run(together, x(2, 3, 8)) - whole).max() < 1e-5
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("replicated", [False, True])
+@each("grid", GRIDS, ids=str)
+@each("replicated", [False, True])
 def test_ranks_look_up_together_what_the_table_has(grid: Grid, replicated: bool) -> None:
     table = Embedding(5, 8, replicated=replicated)
     table.load_state_dict(values_of(table))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from weightctl import DType, QuantizationEncoding
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ShardingStrategy, Weight
@@ -68,7 +69,7 @@ def test_more_ranks_than_key_value_heads_share_these_and_divide_their_queries() 
     assert found["k.weight"] == found["v.weight"] == rows((0, 2), (0, 2), (2, 4), (2, 4))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@each("transposed", [False, True])
 def test_a_fused_projection_is_cut_by_heads_within_queries_keys_and_values(
     transposed: bool,
 ) -> None:

@@ -9,6 +9,7 @@ from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from each import each
 from runs import graph_of, run, types_of
 from torch_layers import difference, numbers, seeded
 from weightctl.errors import GraphError
@@ -53,7 +54,7 @@ def test_a_mixture_of_experts_is_that_of_mixtral() -> None:
     assert difference(ours(theirs), theirs(numbers(2, 5, 16))) < 1e-5
 
 
-@pytest.mark.parametrize("is_normalized", [True, False])
+@each("is_normalized", [True, False])
 def test_a_mixture_of_experts_is_that_of_qwen3(is_normalized: bool) -> None:
     theirs = seeded(Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(
         **SIZES, moe_intermediate_size=24, num_experts=4, norm_topk_prob=is_normalized
@@ -94,7 +95,7 @@ def test_the_weights_of_experts_are_used_one_expert_after_the_other() -> None:
     ]
 
 
-@pytest.mark.parametrize("used", [0, 5])
+@each("used", [0, 5])
 def test_more_experts_than_there_are_or_none_are_refused(used: int) -> None:
     with pytest.raises(GraphError, match=f"{used} experts per token are not possible with 4"):
         MixtureOfExperts(16, 24, "silu", count=4, used=used)

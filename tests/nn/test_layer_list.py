@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from each import each
 from small_modules import Scale
 from weightctl.nn import Layer, LayerList, Module, recursive_named_layers
 
@@ -95,7 +96,7 @@ def test_it_prints_as_what_it_is() -> None:
     assert repr(LayerList(LAYERS[:2])) == "LayerList([L0, L1])"
 
 
-@pytest.mark.parametrize(
+@each(
     "step",
     [("append", 3), ("insert", 0, 3), ("extend", [LAYERS[0], 3]), ("__iadd__", [LAYERS[0], 3]),
      ("__setitem__", 0, 3), ("__setitem__", slice(0, 1), [LAYERS[0], 3]), ("__add__", [3]),

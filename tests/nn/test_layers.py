@@ -18,6 +18,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.pytorch_utils import Conv1D
 
+from each import each
 from rows import in_blocks
 from runs import run
 from torch_layers import difference, numbers, seeded, taken
@@ -79,7 +80,7 @@ def compared(
     return difference(run(WithPositions(ours, config.head_dim), x, positions), expected)
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@each("bias", [False, True])
 def test_linear_gives_what_torch_gives(bias: bool) -> None:
     theirs = seeded(torch.nn.Linear(12, 20, bias=bias))
     ours = Linear(12, 20, bias=bias)
@@ -113,8 +114,8 @@ def test_activations_keep_their_dtype_whatever_the_weights_are_stored_in() -> No
     assert difference(run(ours, x), theirs.bfloat16()(x).detach()) < 0.05
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_K"])
+@each("dtype", [torch.float32, torch.bfloat16])
+@each("name", ["Q8_0", "Q4_K"])
 def test_a_quantized_linear_equals_the_dequantized_one(name: str, dtype: torch.dtype) -> None:
     blocks, dequantized = quantized(name, 20, 256)
     ours = Linear(256, 20, quantization_encoding=QuantizationEncoding[name])
@@ -166,7 +167,7 @@ def test_a_quantized_embedding_gives_the_numbers_of_its_blocks() -> None:
     assert torch.equal(run(layer, ids), torch.from_numpy(held)[ids])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_that_of_llama(dtype: torch.dtype) -> None:
     theirs = seeded(LlamaRMSNorm(16, eps=1e-5))
     ours = RMSNorm(16, 1e-5)
@@ -191,7 +192,7 @@ def test_the_epsilon_of_rms_norm_bounds_what_small_numbers_grow_to() -> None:
     assert difference(run(layer, x), x) < 1e-8
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@each("bias", [False, True])
 def test_layer_norm_is_that_of_torch(bias: bool) -> None:
     theirs = seeded(torch.nn.LayerNorm(16, eps=1e-3, bias=bias))
     ours = LayerNorm(16, 1e-3, bias=bias)
@@ -200,11 +201,11 @@ def test_layer_norm_is_that_of_torch(bias: bool) -> None:
     assert difference(run(ours, x), theirs(x).detach()) < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("name", "theirs"),
+@each(
+    "name, theirs",
     [("silu", "silu"), ("gelu", "gelu"), ("gelu_tanh", "gelu_new"), ("relu", "relu")],
 )
-@pytest.mark.parametrize("bias", [False, True])
+@each("bias", [False, True])
 def test_a_gated_mlp_is_that_of_llama(bias: bool, name: str, theirs: str) -> None:
     config = LlamaConfig(**LLAMA, hidden_act=theirs, mlp_bias=bias)
     module = seeded(LlamaMLP(config))
@@ -238,9 +239,9 @@ def test_an_unknown_activation_is_refused_with_the_known_ones() -> None:
         GatedMLP(8, 16, "swiglu")
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("head_dim", [8, 16])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@each("bias", [False, True])
+@each("head_dim", [8, 16])
+@each("kv_heads", [1, 2, 4])
 def test_attention_with_grouped_heads_is_that_of_llama(
     kv_heads: int, head_dim: int, bias: bool
 ) -> None:
@@ -262,7 +263,7 @@ def test_attention_with_bounded_scores_in_a_window_is_that_of_gemma2() -> None:
     assert compared(Gemma2Attention(config, 0), ours, config, window=3) < 1e-4
 
 
-@pytest.mark.parametrize("transposed", [True, False])
+@each("transposed", [True, False])
 def test_attention_with_a_fused_projection_is_that_of_gpt2(transposed: bool) -> None:
     config = GPT2Config(n_embd=32, n_head=4, attn_implementation="eager")
     theirs = seeded(GPT2Attention(config, layer_idx=0))
@@ -299,7 +300,7 @@ class Masked(Module):
         return self.attention(x, mask=mask)
 
 
-@pytest.mark.parametrize("kv_heads", [0, 3, 8])
+@each("kv_heads", [0, 3, 8])
 def test_heads_that_cannot_be_shared_evenly_are_refused(kv_heads: int) -> None:
     with pytest.raises(
         GraphError, match=f"4 query heads cannot be divided evenly among {kv_heads} KV heads"

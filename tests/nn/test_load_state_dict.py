@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from arrays import stored, weights_of
+from each import each
 from rows import in_blocks
 from runs import run
 from small_modules import Block, Scale, Stack, all_weights, random_values, refusal
@@ -70,7 +71,7 @@ def test_the_graph_computes_with_what_was_loaded() -> None:
     assert run(scale, np.ones((1, 4), np.float32)).tolist() == [[1, 2, 3, 4]]
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         np.ones(4, np.float32),
@@ -166,14 +167,14 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         assert line in message
 
 
-@pytest.mark.parametrize("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
+@each("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
 def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str]) -> None:
     message = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
     assert "hint: use `strict=False` to load only matching weights" in message
 
 
-@pytest.mark.parametrize(
-    ("names", "hint"),
+@each(
+    "names, hint",
     [
         (
             ["model.up.weight", "model.down.weight"],
@@ -214,13 +215,13 @@ def test_not_strict_keeps_earlier_values_of_what_is_missing() -> None:
     assert block.state_dict()["down.weight"] is first["down.weight"]
 
 
-@pytest.mark.parametrize("value", [np.zeros(5, np.float32), np.zeros(4)])
+@each("value", [np.zeros(5, np.float32), np.zeros(4)])
 def test_not_strict_refuses_what_does_not_fit(value: Array) -> None:
     assert "`weight`" in refusal(Scale(), {"weight": value}, strict=False)
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
+@each(
+    "value, says",
     [
         ([1, 2, 3, 4], "is a list, not an array"),
         (np.array(["a"] * 4), "is an array of <U1, which no DType matches"),
@@ -232,7 +233,7 @@ def test_what_is_not_a_value_is_named(value: Any, says: str) -> None:
     assert f"`weight` {says}" in refusal(Scale(), {"weight": value})
 
 
-@pytest.mark.parametrize("shape", [(2, 64), (3, 2, 32)])
+@each("shape", [(2, 64), (3, 2, 32)])
 def test_a_quantized_value_fits_a_weight_of_its_encoding_and_logical_shape(
     shape: tuple[int, ...],
 ) -> None:
@@ -243,8 +244,8 @@ def test_a_quantized_value_fits_a_weight_of_its_encoding_and_logical_shape(
     assert module.state_dict()["weight"] is value
 
 
-@pytest.mark.parametrize(
-    ("own", "value", "says"),
+@each(
+    "own, value, says",
     [
         (Q4_0, blocks(Q8_0), "`weight` is Q8_0[2, 64] instead of Q4_0[2, 64]"),
         (Q8_0, np.zeros((2, 64), np.float32), "`weight` is float32[2, 64] instead of Q8_0[2, 64]"),
@@ -270,8 +271,8 @@ def test_an_override_keeps_the_dtype_that_the_weight_is_used_in() -> None:
     assert module.weight.original_dtype_and_shape == (DType.bfloat16, Shape((2, 64)))
 
 
-@pytest.mark.parametrize(
-    ("module", "value"),
+@each(
+    "module, value",
     [
         (Single(), np.zeros((2, 64), np.float64)),
         (Single(dtype=DType.int32), blocks(Q8_0)),
@@ -304,8 +305,8 @@ def test_blocks_as_bare_bytes_fit_a_quantized_weight() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("state", "says"),
+@each(
+    "state, says",
     [
         (None, "a state must be a mapping from names to values, not NoneType"),
         ([1, 2], "not list"),
@@ -337,7 +338,7 @@ def test_an_error_changes_no_weight_that_fits() -> None:
     assert block.state_dict()["up.weight"] is first["up.weight"]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int16, np.bool_])
+@each("dtype", [np.float16, ml_dtypes.bfloat16, np.int16, np.bool_])
 def test_values_that_lose_nothing_are_taken_in_their_own_dtype(dtype: type) -> None:
     module = Scale()
     values = np.array([1, 0, 1, 1]).astype(dtype)
@@ -345,7 +346,7 @@ def test_values_that_lose_nothing_are_taken_in_their_own_dtype(dtype: type) -> N
     assert module.state_dict()["weight"] is values
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.complex64])
+@each("dtype", [np.float64, np.int32, np.complex64])
 def test_values_that_would_lose_something_are_refused_with_what_converts_them(dtype: type) -> None:
     assert "`WeightData.astype`" in refusal(Scale(), {"weight": np.zeros(4, dtype)})
 

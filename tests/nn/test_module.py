@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import graph_of, run
 from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl.device import DeviceRef
@@ -95,7 +96,7 @@ def test_weights_of_layers_that_are_not_modules_have_names_too() -> None:
     assert list(Model().raw_state_dict()) == ["plain.scale.weight"]
 
 
-@pytest.mark.parametrize("ask", [Module.name_weights, Module.raw_state_dict, Module.state_dict])
+@each("ask", [Module.name_weights, Module.raw_state_dict, Module.state_dict])
 def test_asking_for_its_state_names_the_weights_of_a_model_too(ask: Any) -> None:
     stack = Stack(1)
     ask(stack)
@@ -183,7 +184,7 @@ def test_only_a_weight_can_be_shared() -> None:
         Scale().set_shared_weight("weight", np.zeros(4))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("model", [Tied, Shared])
+@each("model", [Tied, Shared])
 def test_a_tied_weight_is_loaded_once_and_in_the_graph_once(model: type[Tied]) -> None:
     tied = model()
     tied.load_state_dict({"embedding.weight": np.full(4, 3, np.float32)})
@@ -364,8 +365,8 @@ def test_to_several_devices_sets_the_strategy_of_module_and_weights() -> None:
     assert [shard.device for shard in block.up.weight.shard(devices)] == devices
 
 
-@pytest.mark.parametrize(
-    ("devices", "says"),
+@each(
+    "devices, says",
     [
         ([], "at least one device is needed"),
         ([DeviceRef.GPU(0), DeviceRef.GPU(1)], "2 devices without a strategy"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import run
 from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl import DeviceRef, DType
@@ -38,7 +39,7 @@ def sum_of(shards: Sequence[Module]) -> Callable[[Value], Value]:
     return lambda value: ops.allreduce([shard(value) for shard in shards])[0]
 
 
-@pytest.mark.parametrize(
+@each(
     "make",
     [
         lambda: Attention(8, 4, kv_heads=2, bias=True),

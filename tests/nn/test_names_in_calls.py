@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import executed
 from small_modules import ROWS, Block, Scale, Stack
 from weightctl.errors import GraphError
@@ -60,8 +61,8 @@ def another_list(model: Chain) -> None:
     model.layers = model.layers[1:]
 
 
-@pytest.mark.parametrize(
-    ("edit", "expected"),
+@each(
+    "edit, expected",
     [
         (lambda _: None, (((2 + 1) * 3) + 1) * 5 + 1),
         (lambda model: model.layers.reverse(), (((5 + 1) * 3) + 1) * 2 + 1),
@@ -186,14 +187,14 @@ def test_names_are_given_once_for_a_call_and_not_for_those_within_it() -> None:
     assert walks
 
 
-@pytest.mark.parametrize(
+@each(
     "hold",
     [lambda layer: [layer], lambda layer: (layer,), lambda layer: {"a": layer},
      lambda layer: [[{"a": (layer,)}]], lambda layer: [LayerList([layer])],
      lambda layer: [layer.weight]],
     ids=["list", "tuple", "dict", "nested", "layers", "weight"],
 )  # fmt: skip
-@pytest.mark.parametrize(
+@each(
     "ask",
     [Module.name_weights, Module.raw_state_dict, Module.state_dict,
      lambda model: model.load_state_dict({}, strict=False)],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import parallel_program
+from each import each
 from parallel_program import Run
 from rank_processes import torchrun
 from runs import executed
@@ -76,7 +77,7 @@ def distance(left: NDArray[Any], right: NDArray[Any]) -> float:
     return float(np.abs(left - right).max())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_ranks_say_together_what_a_model_of_each_family_says(
     family: Callable[[str], Made], name: str
 ) -> None:
@@ -86,8 +87,8 @@ def test_ranks_say_together_what_a_model_of_each_family_says(
         assert distance(model.compute(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(1, 3), Grid(2, 2), Grid(2, 4)], ids=str)
+@each("name", EXPERTS)
+@each("grid", [Grid(1, 2), Grid(1, 3), Grid(2, 2), Grid(2, 4)], ids=str)
 def test_groups_of_ranks_with_experts_of_their_own_say_what_the_model_says(
     family: Callable[[str], Made], name: str, grid: Grid
 ) -> None:
@@ -95,7 +96,7 @@ def test_groups_of_ranks_with_experts_of_their_own_say_what_the_model_says(
     assert distance(model.compute(grid), model.compute()) < CLOSE
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@each("ranks", [1, 2, 4, 8])
 def test_ranks_say_together_what_tiny_llama_says(tiny_llama: Path, ranks: int) -> None:
     model = Model(tiny_llama, [TOKENS])
     assert distance(model.compute(Grid(ranks)), model.compute()) < CLOSE
@@ -174,7 +175,7 @@ def test_three_processes_say_together_what_models_say(
 
 @pytest.mark.long
 @pytest.mark.real
-@pytest.mark.parametrize("processes", [2, 3])
+@each("processes", [2, 3])
 def test_processes_say_together_what_smollm2_says(
     smollm2: Path, tmp_path: Path, processes: int
 ) -> None:

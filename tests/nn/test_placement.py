@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from each import each
 from weightctl import DeviceRef, DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import Weight
@@ -26,7 +27,7 @@ def test_a_process_has_the_ranks_from_its_first_on() -> None:
     assert {rank: placement.device(rank) for rank in placement.ranks} == {4: FIRST, 5: SECOND}
 
 
-@pytest.mark.parametrize("devices", [[], ["cuda:0"], [FIRST, 1]], ids=str)
+@each("devices", [[], ["cuda:0"], [FIRST, 1]], ids=str)
 def test_what_is_not_a_device_is_refused(devices: list[Any]) -> None:
     with pytest.raises(ShardingError, match="is not a list of devices"):
         find_placement(devices, None, 0)
@@ -47,7 +48,7 @@ def test_a_grid_that_processes_of_so_many_devices_cannot_make_up_is_refused() ->
         find_placement([FIRST, SECOND], Grid(3), 0)
 
 
-@pytest.mark.parametrize("first", [-2, 1, 4])
+@each("first", [-2, 1, 4])
 def test_a_rank_that_is_not_a_process_s_first_is_refused(first: int) -> None:
     with pytest.raises(ShardingError, match=f"cannot start at rank {first}"):
         find_placement([FIRST, SECOND], Grid(4), first)

@@ -10,6 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from each import each
 from runs import run
 from torch_layers import difference, numbers
 from weightctl.errors import GraphError
@@ -83,9 +84,9 @@ class Rotated(Module):
         return ops.rope(x, cos, sin, interleaved=self.interleaved)
 
 
-@pytest.mark.parametrize("base", [500.0, 10000.0, 500000.0])
-@pytest.mark.parametrize("dimensions", [32, 128])
-@pytest.mark.parametrize("name", SCALINGS)
+@each("base", [500.0, 10000.0, 500000.0])
+@each("dimensions", [32, 128])
+@each("name", SCALINGS)
 def test_scaled_frequencies_are_those_of_transformers(
     name: str, dimensions: int, base: float
 ) -> None:
@@ -100,21 +101,21 @@ def test_scaled_frequencies_are_those_of_transformers(
     assert scaling.amplitude == pytest.approx(amplitude, rel=1e-12)
 
 
-@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@each("base", [10000.0, 500000.0])
 def test_frequencies_without_scaling_are_those_of_transformers(base: float) -> None:
     theirs = LlamaRotaryEmbedding(config({"rope_type": "default"}, 64, base)).inv_freq
     ours = inverse_frequencies(64, base)
     np.testing.assert_array_max_ulp(ours, theirs.numpy(), maxulp=1)
 
 
-@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@each("base", [10000.0, 500000.0])
 def test_frequencies_without_scaling_are_exact_to_the_last_place(base: float) -> None:
     exact = np.float64(base) ** (-np.arange(32) / 32)
     ours = inverse_frequencies(64, base)
     np.testing.assert_array_max_ulp(ours, exact.astype(np.float32), maxulp=1)
 
 
-@pytest.mark.parametrize("name", [None, *SCALINGS])
+@each("name", [None, *SCALINGS])
 def test_rotated_heads_are_those_of_transformers(name: str) -> None:
     parameters, scaling = SCALINGS[name] if name else ({"rope_type": "default"}, None)
     x, positions = numbers(2, 3, 40, 32), torch.arange(40)
@@ -180,7 +181,7 @@ def test_an_unknown_scaling_is_refused() -> None:
         RopeScaling(kind="ntk", factor=2.0)
 
 
-@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+@each("kind", ["llama3", "yarn"])
 def test_a_scaling_without_its_original_context_is_refused(kind: str) -> None:
     with pytest.raises(GraphError, match="original_context"):
         RopeScaling(kind=kind, factor=2.0)

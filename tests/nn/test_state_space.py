@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import executed
 from weightctl.device import CPU
 from weightctl.dtype import DType
@@ -79,8 +80,8 @@ def make_mamba() -> Divisible:
     return Mamba(FEATURES, 12, states=5, rank=2, kernel=3, bias=True, norm_epsilon=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("groups", "normed", "ranks"),
+@each(
+    "groups, normed, ranks",
     [(1, True, 3), (2, True, 2), (2, True, 4), (4, True, 3), (1, False, 2), (2, False, 4)],
 )
 def test_ranks_divide_heads_and_share_groups(groups: int, normed: bool, ranks: int) -> None:
@@ -88,7 +89,7 @@ def test_ranks_divide_heads_and_share_groups(groups: int, normed: bool, ranks: i
     assert np.allclose(run(make, ranks), run(make, 1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
+@each("ranks", [2, 5])
 def test_ranks_divide_the_channels_of_a_mamba(ranks: int) -> None:
     assert np.allclose(run(make_mamba, ranks), run(make_mamba, 1), rtol=1e-4, atol=1e-5)
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from each import each
 from runs import run
 from small_modules import Scale, Stack, random_values, refusal
 from weightctl.dtype import DType
@@ -71,7 +72,7 @@ def test_a_weight_has_an_alignment_of_its_own() -> None:
     assert half.weight.align == 64
 
 
-@pytest.mark.parametrize("alignment", [0, -4, 3])
+@each("alignment", [0, -4, 3])
 def test_an_alignment_is_a_power_of_two(alignment: int) -> None:
     said = refusal(Scale(), random_values(Scale()), weight_alignment=alignment)
     assert f"weight_alignment {alignment} is not a power of two up to" in said
@@ -83,7 +84,7 @@ def test_an_empty_value_starts_anywhere() -> None:
     module.load_state_dict({"weight": Buffer.from_numpy(np.zeros((0, 4), np.float32))})
 
 
-@pytest.mark.parametrize("alignment", ["4", 4.0, True])
+@each("alignment", ["4", 4.0, True])
 def test_an_alignment_is_a_whole_number(alignment: Any) -> None:
     with pytest.raises(
         StateDictError, match=f"weight_alignment {alignment!r} is not a power of two up to"

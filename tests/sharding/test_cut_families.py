@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
+from each import each
 from tiny import SMALL, arrays_of, make_small
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
@@ -185,7 +186,7 @@ def test_ranks_narrow_what_they_have_widened(weights: Weights) -> None:
         assert len(every) == model.tensors[f"{mlp}down.weight"].info.size // model.fields["hidden"]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@each("ranks", [2, 4])
 def test_files_and_modules_are_cut_alike(weights: Weights, ranks: int) -> None:
     model = recognize(weights)
     network = build_network(model)
@@ -230,8 +231,8 @@ def test_stages_have_runs_of_layers_and_the_ends_what_stands_there(weights: Weig
             assert [part is not None for part in plan.shardings[name].parts] == wanted, module
 
 
-@pytest.mark.parametrize("convention", ["gguf", "hugging_face"])
-@pytest.mark.parametrize("family", ["gpt2", "qwen2", "llama"])
+@each("convention", ["gguf", "hugging_face"])
+@each("family", ["gpt2", "qwen2", "llama"])
 def test_a_tied_embedding_is_on_the_first_stage_and_on_the_last(
     tmp_path: Path, family: str, convention: str
 ) -> None:
@@ -245,7 +246,7 @@ def test_a_tied_embedding_is_on_the_first_stage_and_on_the_last(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("convention", ["gguf", "hugging_face"])
+@each("convention", ["gguf", "hugging_face"])
 def test_biases_of_what_is_narrowed_are_whole_and_others_are_cut(
     tmp_path: Path, convention: str
 ) -> None:
@@ -261,8 +262,8 @@ def test_biases_of_what_is_narrowed_are_whole_and_others_are_cut(
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
+@each(
+    "family, changes",
     [
         ("llama", {"rope_parameters": LLAMA3}),
         (
@@ -300,8 +301,8 @@ def test_the_axes_of_a_gpt2_of_transformers_are_swapped(tmp_path: Path) -> None:
     assert held(plan, "transformer.h.0.mlp.c_proj.weight", 1, 0) == [*range(128, 256)]
 
 
-@pytest.mark.parametrize("form", ["in memory", "apart", "gguf"])
-@pytest.mark.parametrize("ep", [1, 2, 3, 4])
+@each("form", ["in memory", "apart", "gguf"])
+@each("ep", [1, 2, 3, 4])
 def test_groups_of_ranks_have_whole_experts_and_cut_each(
     tmp_path: Path, form: str, ep: int
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cut_models import gguf_llama, held, with_bytes
+from each import each
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from sharded_files import shard_bytes, whole_bytes, write_shards
 from weightctl import open_weights
@@ -240,7 +241,7 @@ def rank_weights(plan: ShardPlan, directory: Path, shapes: Sequence[list[int]]) 
     return made
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
+@each("kind", SCHEMES)
 def test_ranks_have_the_numbers_of_the_whole(tmp_path: Path, kind: str) -> None:
     packed = SCHEMES[kind]()
     weights = opened(tmp_path, packed.tensors, packed.settings)
@@ -302,7 +303,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any]]]
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@each("kind", REFUSED)
 def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
     tmp_path: Path, kind: str
 ) -> None:
@@ -317,8 +318,8 @@ def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
     assert all(parts == ((), ()) for _, parts in plan.shardings.values())
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@each("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@each("ranks", [2, 3, 4])
 def test_ranks_have_the_numbers_of_the_blocks_of_a_gguf(kind: str, ranks: int) -> None:
     sizes = {"heads": 12, "kv_heads": 12, "head_dim": 64, "hidden": 256, "inner": 1280}
     weights = with_bytes(gguf_llama(**sizes, encoding=kind))
@@ -328,8 +329,8 @@ def test_ranks_have_the_numbers_of_the_blocks_of_a_gguf(kind: str, ranks: int) -
         # Four of 12 heads are a block of 256.
         assert (kind, ranks) in {("Q4_K", 4), ("Q6_K", 4)}
         return
-    for rank, each in enumerate(plan.ranks):
-        for shard in each:
+    for rank, shards in enumerate(plan.ranks):
+        for shard in shards:
             info = weights.header.tensors[shard.info.name]
             whole = unpacked(whole_bytes(weights.source, info.name), info)
             entries = [held(plan, info.name, rank, axis) for axis in range(len(info.shape))]

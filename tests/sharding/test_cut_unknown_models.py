@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cut_models import gguf_llama, held, saved, stated, with_names
+from each import each
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError
 from weightctl.sharding.plan_file import CutRules, read_rules
 from weightctl.sharding.planning import shard_plan
@@ -223,14 +224,14 @@ def test_a_checkpoint_without_tensors_is_not_a_model_but_people_may_cut_it(tmp_p
     assert plan.ranks == ((), ())
 
 
-@pytest.mark.parametrize("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
+@each("grid", [Grid(0), Grid(1, 0), Grid(1, 1, -1)])
 def test_numbers_of_ranks_begin_with_one(tmp_path: Path, grid: Grid) -> None:
     with pytest.raises(ShardingError, match="are not valid numbers of ranks"):
         shard_plan(llama(tmp_path), grid)
 
 
-@pytest.mark.parametrize(
-    ("grid", "message", "hint"),
+@each(
+    "grid, message, hint",
     [
         (
             Grid(1, 2),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cut_models import gguf_llama, held, stated
+from each import each
 from weightctl import shard
 from weightctl.errors import ConversionError, ShardingError
 from weightctl.sharding.plan_file import STRATEGIES, make_rules, read_rules
@@ -56,8 +57,8 @@ def columns(*ranges: tuple[int, int]) -> tuple[Cut, ...]:
     return (Cut(1, ranges),)
 
 
-@pytest.mark.parametrize(
-    ("rule", "shape", "expected"),
+@each(
+    "rule, shape, expected",
     [
         ("'replicate'", (4, 6), [(), ()]),
         ("'rowwise'", (5, 6), [rows((0, 3)), rows((3, 5))]),
@@ -146,8 +147,8 @@ def test_patterns_that_decide_on_nothing_are_reported(tmp_path: Path) -> None:
     assert not any("`ffn`" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
+@each(
+    "text, says",
     [
         ("", "the plan file is empty"),
         ("[tensors", "is not valid TOML"),

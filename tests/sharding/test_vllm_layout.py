@@ -7,9 +7,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
 from cut_models import ATTENTION, STATES, model, planned, saved, stack_experts
+from each import each
 from sharded_files import contents_of, shard_bytes, write_shards
 from weightctl import open_weights
 from weightctl.formats.sharded.manifest import read_manifest
@@ -41,8 +41,8 @@ def source(plan: ShardPlan, name: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(raw, np.float32).reshape(info.shape)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("family", STATES)
+@each("rank", [0, 1])
+@each("family", STATES)
 def test_a_rank_has_just_the_tensors_of_vllms_model(family: str, rank: int, tmp_path: Path) -> None:
     plan = planned(tmp_path, family)
     found = {
@@ -58,7 +58,7 @@ def test_all_families_of_the_table_are_tested() -> None:
     assert {*STATES} == {*VLLM_FAMILIES}
 
 
-@pytest.mark.parametrize(("family", "ranks"), [*product(STATES, (1, 2, 4))])
+@each("family, ranks", [*product(STATES, (1, 2, 4))])
 def test_what_is_written_opens_as_what_it_was(family: str, ranks: int, tmp_path: Path) -> None:
     plan = planned(tmp_path, family, ranks)
     expected = contents_of(tmp_path / "in")
@@ -93,7 +93,7 @@ def test_the_rows_of_a_fused_tensor_are_cut_by_heads(tmp_path: Path) -> None:
     assert np.array_equal(found, np.concatenate([whole[32:64], whole[80:96], whole[112:128]]))
 
 
-@pytest.mark.parametrize("form", ["alone", "stacked"])
+@each("form", ["alone", "stacked"])
 def test_all_experts_of_a_layer_are_stacked(form: str, tmp_path: Path) -> None:
     arrays, config = model("mixtral")
     stacked = stack_experts(arrays)
@@ -176,7 +176,7 @@ def test_what_vllm_has_no_place_for_is_reported(tmp_path: Path) -> None:
     assert not any("pooler" in name for name in plan.shardings)
 
 
-@pytest.mark.parametrize("family", ["llama", "mixtral", "gemma3"])
+@each("family", ["llama", "mixtral", "gemma3"])
 def test_files_have_the_names_that_vllm_looks_for(family: str, tmp_path: Path) -> None:
     plan = planned(tmp_path, family, 4)
     save_shards(plan, tmp_path / "out")

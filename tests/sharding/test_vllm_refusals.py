@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cut_models import ATTENTION, gguf_llama, model, planned, saved, stated, with_names
+from each import each
 from tiny import arrays_of, make_small
 from weightctl.errors import ArchitectureError, ShardingError
 from weightctl.sharding.plan_file import CutRules
@@ -64,7 +65,7 @@ UNEVEN: Mapping[str, tuple[str, dict[str, Any], int, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", UNEVEN)
+@each("case", UNEVEN)
 def test_what_does_not_divide_is_refused_with_the_counts_that_work(
     case: str, tmp_path: Path
 ) -> None:
@@ -100,8 +101,8 @@ def llama(folder: Path, **changes: Any) -> Weights:
     return saved(folder, arrays, config | changes)
 
 
-@pytest.mark.parametrize(
-    ("grid", "changes", "problem"),
+@each(
+    "grid, changes, problem",
     [
         (
             Grid(2, pp=1),
@@ -129,8 +130,8 @@ def test_experts_are_not_shared_out_among_ranks(tmp_path: Path) -> None:
     assert problem == "the vLLM layout does not support expert parallelism"
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
+@each(
+    "changes, problem",
     [
         ({"architectures": ["LlamaForSequenceClassification"]}, "states the `architectures`"),
         ({"architectures": None}, "states the `architectures` None, but vLLM's layout of"),

@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def each(
     names: str | Sequence[str],
     rows: Iterable[Any],
-    ids: Callable[[Any], Any] | Sequence[Any] | None = None,
+    ids: Callable[[Any], Any] | Iterable[Any] | None = None,
 ) -> Callable[[Test], Test]:
     """Return a decorator that runs a test for each row, in one case."""
     words = [word.strip() for word in names.split(",")] if isinstance(names, str) else [*names]
@@ -132,7 +132,7 @@ def _values(row: Any, words: list[str]) -> Sequence[Any]:
 
 
 def _is_param(row: Any) -> bool:
-    return hasattr(row, "values") and hasattr(row, "marks") and hasattr(row, "id")
+    return isinstance(row, type(pytest.param()))
 
 
 def _name_row(row: Any, number: int, ids: Any, words: list[str]) -> str:
@@ -143,7 +143,7 @@ def _name_row(row: Any, number: int, ids: Any, words: list[str]) -> str:
         named = [ids(value) for value in values]
         values = [value if one is None else one for one, value in zip(named, values, strict=True)]
     elif ids is not None:
-        return str(ids[number])
+        return str([*ids][number])
     text = "-".join(re.sub(r"\s+", " ", str(value)) for value in values)
     return text if len(text) <= 120 else f"{text[:100]}... ({number})"
 
