@@ -44,7 +44,7 @@ LONG = [
     ("listing.py --repeats 1 --tokens 5000 --tensors 1600", {TARGET: 3}),
     # One tensor is half of the checkpoint, so it alone is larger than the target.
     (f"memory.py --size 800MB {_COPIES} --folder",
-     {r"\ncopy to GGUF: ": 1, r"\ncopy to PyTorch: ": 1, r"\nf32 safetensors: ": 1, r"\nQ8_0: ": 1}),
+     {r"\n(copy to GGUF|copy to PyTorch|f32 safetensors|Q8_0): ": 4}),
     ("pipeline.py --size 5MB --repeats 1 --seconds 0 --folder", {f"times {TARGET}": 5}),
     ("pytorch.py --repeats 1 --size 1MB --tensors 100 --folder", {TARGET: 2}),
     ("remote.py --size 20MB --repeats 1 --parts 4 --folder", {TARGET: 6}),

@@ -28,3 +28,12 @@ def stored(path: Path, **arrays: Array) -> Path:
     """Write the arrays to a safetensors file; return its path."""
     save(Plan.copy(weights_of(arrays), "safetensors"), path)
     return path
+
+
+def rope_rows(array: Array, heads: int) -> Array:
+    """Return the rows of a query or key projection in GGUF's order, as llama.cpp's script does.
+
+    `LlamaModel.permute` of `convert_hf_to_gguf.py`.
+    """
+    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)

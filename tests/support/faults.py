@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from small_models import rope_rows
+from arrays import rope_rows
 from weightctl import Plan, WeightData, open_weights
 from weightctl.families import recognize
 from weightctl.families.row_orders import half_split_order

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import torch
-import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from arrays import weights_of
+from arrays import rope_rows, weights_of
+from lazy import torch, transformers
 from tiny import SMALL
 from weightctl import WeightData
 from weightctl.families import recognize
@@ -81,15 +79,6 @@ def logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         return model(torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
 
 
-def rope_rows(array: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Return the rows of a query or key projection in GGUF's order, as llama.cpp's script does.
-
-    `LlamaModel.permute` of `convert_hf_to_gguf.py`.
-    """
-    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
-    return split.swapaxes(1, 2).reshape(array.shape)
-
-
 def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
     """Write tensors with Hugging Face's names as a GGUF, with the name table of gguf."""
     writer = gguf.GGUFWriter(path, kind)
@@ -130,6 +119,8 @@ def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
 
 def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
     """Write the RoPE scaling; that of llama3 is a tensor, as in llama.cpp's script."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     rope = config.rope_parameters
     if rope["rope_type"] == "llama3":
         exponents = torch.arange(0, config.head_dim, 2) / config.head_dim

@@ -10,12 +10,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from azure.core.exceptions import ResourceExistsError
-from azure.storage.blob import ContainerClient
-from boto3 import client as boto3_client
-from botocore.config import Config
 from safetensors.numpy import save_file
 
+from lazy import boto3
 from servers.base import (
     Action,
     Answer,
@@ -186,12 +183,14 @@ def _s3(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch) ->
         AWS_DEFAULT_REGION="us-east-1",
         AWS_EC2_METADATA_DISABLED="true",
     )
+    from botocore.config import Config
+
     config = Config(
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    client: Any = boto3_client(
+    client: Any = boto3.client(
         "s3", endpoint_url=f"http://127.0.0.1:{server.upstream}", config=config
     )
     bucket = f"{kind}-{uuid.uuid4().hex[:12]}"
@@ -220,6 +219,9 @@ def _s3(kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch) ->
 def _azure(
     kind: str, server: ForwardingServer, monkeypatch: pytest.MonkeyPatch
 ) -> Generator[TestedStore, None, None]:
+    from azure.core.exceptions import ResourceExistsError
+    from azure.storage.blob import ContainerClient
+
     name = f"{kind}-{uuid.uuid4().hex[:12]}"
     _set(
         monkeypatch,

@@ -1,0 +1,34 @@
+"""Modules that take seconds to import, which happens where something of them is used first."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+class LazyModule:
+    """A module that is imported when one of its attributes is read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+boto3: Any = LazyModule("boto3")
+peft: Any = LazyModule("peft")
+torch: Any = LazyModule("torch")
+transformers: Any = LazyModule("transformers")
+
+
+def load_file(path: Any, **options: Any) -> Any:
+    from safetensors.torch import load_file
+
+    return load_file(path, **options)
+
+
+def save_file(tensors: Any, path: Any, *options: Any) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, *options)
