@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
+
+from lazy import torch
 
 __all__ = ["Clip", "make_clip"]
 

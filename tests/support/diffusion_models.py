@@ -6,8 +6,8 @@ import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-import torch
-from safetensors.torch import load_file
+
+from lazy import load_file, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -6,7 +6,6 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from lazy import torch
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer.main import get_command
 
-from family_stand_ins import STAND_INS
-from own_models import OWN_TYPES
+from family_stand_ins import OWN_TYPES, STAND_INS
 from weightctl.check import RULES
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families

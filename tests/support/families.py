@@ -12,10 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-
 import family_tokenizers as tokenizers
+from lazy import torch, transformers
 from once import once
 
 if TYPE_CHECKING:

@@ -20,14 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import family_tokenizers
-from family_stand_ins import STAND_INS
+from family_stand_ins import OWN_TYPES, STAND_INS
+from lazy import torch, transformers
 from once import once
-from own_models import OWN_TYPES
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
@@ -115,6 +112,8 @@ class FamilyCheckpoint:
 
 def make_checkpoint(name: str, directory: Path) -> FamilyCheckpoint:
     """Return a case's checkpoint, made in a directory where it is not there yet."""
+    import own_models  # noqa: F401
+
     case = CASES[name]
     path = once(directory / "cases" / name, lambda half: _make(case, half))
     expected = np.load(path / "expected.npy")
@@ -175,6 +174,10 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
 
 
 def model_class(case: FamilyCase) -> Any:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    import own_models  # noqa: F401
+
     family = FAMILIES[case.family].load()
     if family.config.endswith("EncoderConfig"):
         return transformers.AutoModel

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     Document = Mapping[str, Any]
     Tensors = Mapping[str, NDArray[Any]]
 
-__all__ = ["STAND_INS", "StandIn"]
-
-
 _TENSORS, _METADATA = "model.safetensors", {"format": "pt"}
 
 
@@ -195,3 +192,5 @@ STAND_INS: Mapping[str, StandIn] = {
     "qwen3_vl_moe_text": StandIn("qwen3_moe", "Qwen3VLMoeForConditionalGeneration",
                                  partial(_of_text, "qwen3_moe"), _to_stacked, _from_stacked),
 }  # fmt: skip
+# The types of `own_models`, which registers them with transformers when it is imported.
+OWN_TYPES = {"plamo2", "rwkv6", "rwkv7"}

@@ -21,8 +21,8 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import PreTrainedTokenizerFast
 
+from lazy import transformers
 from sentencepiece_files import charsmap
 
 if TYPE_CHECKING:
@@ -173,57 +173,57 @@ CHAT = (
 )
 
 
-def llama3() -> PreTrainedTokenizerFast:
+def llama3() -> transformers.PreTrainedTokenizerFast:
     made = byte_level(
         LLAMA3,
         *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|reserved_special_token_0|>"),
         first="<|begin_of_text|>",
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>",
         chat_template=CHAT,
     )  # fmt: skip
 
 
-def qwen() -> PreTrainedTokenizerFast:
+def qwen() -> transformers.PreTrainedTokenizerFast:
     made = byte_level(QWEN2, "<|endoftext|>", "<|im_start|>", "<|im_end|>", nfc=True)
     made.add_tokens([AddedToken("<tool_call>", normalized=False)])
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>",
         chat_template=CHAT,
     )  # fmt: skip
 
 
-def gpt2() -> PreTrainedTokenizerFast:
+def gpt2() -> transformers.PreTrainedTokenizerFast:
     end = "<|endoftext|>"
     made = byte_level(None, end)
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token=end, eos_token=end, unk_token=end
     )
 
 
-def llama2() -> PreTrainedTokenizerFast:
+def llama2() -> transformers.PreTrainedTokenizerFast:
     made = sentence_pieces("<unk>", "<s>", "</s>", first="<s>")
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 
 
-def phi3() -> PreTrainedTokenizerFast:
+def phi3() -> transformers.PreTrainedTokenizerFast:
     made = sentence_pieces("<unk>", "<s>", "</s>", first="<s>")
     made.add_special_tokens(_control("<|endoftext|>"))
     made.add_special_tokens(_control("<|assistant|>", "<|user|>", "<|end|>", rstrip=True))
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="<|endoftext|>", unk_token="<unk>",
         pad_token="<|endoftext|>", chat_template=CHAT,
     )  # fmt: skip
 
 
-def gemma() -> PreTrainedTokenizerFast:
+def gemma() -> transformers.PreTrainedTokenizerFast:
     return _gemma(sentence_pieces("<pad>", "<eos>", "<bos>", "<unk>", first="<bos>", prefix=False))
 
 
-def gemma4() -> PreTrainedTokenizerFast:
+def gemma4() -> transformers.PreTrainedTokenizerFast:
     """Return a tokenizer like that of gemma, whose line breaks merge only with each other."""
     made = sentence_pieces("<pad>", "<eos>", "<bos>", "<unk>", first="<bos>", prefix=False)
     document = json.loads(made.to_str())
@@ -233,22 +233,22 @@ def gemma4() -> PreTrainedTokenizerFast:
     return _gemma(Tokenizer.from_str(json.dumps(document)))
 
 
-def _gemma(made: Tokenizer) -> PreTrainedTokenizerFast:
+def _gemma(made: Tokenizer) -> transformers.PreTrainedTokenizerFast:
     made.add_special_tokens(_control("<start_of_turn>", "<end_of_turn>"))
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>",
         pad_token="<pad>", chat_template=CHAT,
     )  # fmt: skip
 
 
-def bert() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+def bert() -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=word_pieces(), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
         sep_token="[SEP]", mask_token="[MASK]",
     )  # fmt: skip
 
 
-def roberta() -> PreTrainedTokenizerFast:
+def roberta() -> transformers.PreTrainedTokenizerFast:
     controls = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     made = byte_level(None, *controls)
     made = _numbered_first(made, controls)
@@ -304,24 +304,24 @@ def unigram(*controls: str, first: str, last: str) -> Tokenizer:
     return tokenizer
 
 
-def xlm_roberta() -> PreTrainedTokenizerFast:
+def xlm_roberta() -> transformers.PreTrainedTokenizerFast:
     made = unigram("<s>", "<pad>", "</s>", "<unk>", "<mask>", first="<s>", last="</s>")
     return _with_roles_of_roberta(made)
 
 
-def camembert() -> PreTrainedTokenizerFast:
+def camembert() -> transformers.PreTrainedTokenizerFast:
     controls = ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>")
     return _with_roles_of_roberta(unigram(*controls, "<mask>", first="<s>", last="</s>"))
 
 
-def _with_roles_of_roberta(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(
+def _with_roles_of_roberta(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>",
         pad_token="<pad>", cls_token="<s>", sep_token="</s>", mask_token="<mask>",
     )  # fmt: skip
 
 
-def modernbert() -> PreTrainedTokenizerFast:
+def modernbert() -> transformers.PreTrainedTokenizerFast:
     controls = ("<|endoftext|>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]")
     made = byte_level(None, *controls, nfc=True)
     made.post_processor = processors.TemplateProcessing(
@@ -329,7 +329,7 @@ def modernbert() -> PreTrainedTokenizerFast:
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, made.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
         sep_token="[SEP]", mask_token="[MASK]",
     )  # fmt: skip

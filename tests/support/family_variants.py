@@ -10,12 +10,10 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-import transformers
-
 import family_tokenizers
 from family_cases import CASES, model_class, run_transformers, untie_output
 from family_stand_ins import STAND_INS
+from lazy import torch, transformers
 from weightctl.families import FAMILIES
 from weightctl.families.kinds import FLAG
 from weightctl.families.layers import FlagMeaning

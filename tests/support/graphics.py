@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
+
+from lazy import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

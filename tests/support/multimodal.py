@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
-from transformers import AddedToken, PreTrainedTokenizerFast
-
 from family_tokenizers import LLAMA3, byte_level
+from lazy import load_file, save_file, torch, transformers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -381,8 +377,8 @@ def _transpose_experts(path: Path) -> None:
 
 def make_tokenizer(*tokens: str) -> Any:
     made = byte_level(LLAMA3, "<|begin_of_text|>", "<|eot_id|>", *tokens, first="<|begin_of_text|>")
-    made.add_tokens([AddedToken("\n\n", normalized=False)])
-    return PreTrainedTokenizerFast(
+    made.add_tokens([transformers.AddedToken("\n\n", normalized=False)])
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>"
     )
 

@@ -481,5 +481,3 @@ AutoModelForCausalLM.register(Rwkv7Config, Rwkv7ForCausalLM)
 
 # The types that transformers lacks and that the tests compute themselves, by definitions in torch.
 # Importing the module registers them.
-
-OWN_TYPES = {kind.model_type for kind in (Plamo2Config, Rwkv6Config, Rwkv7Config)}

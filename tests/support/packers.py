@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import torch
-from safetensors.torch import save_file
 
 import weightctl
+from lazy import save_file, torch
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
 

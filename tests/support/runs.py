@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from lazy import torch
 from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType

@@ -6,9 +6,8 @@ import ctypes
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from copying import raw
+from lazy import torch
 from weightctl import Weights, open_weights
 from weightctl.dtype import encoding_by_id
 

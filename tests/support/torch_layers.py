@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
+from lazy import torch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-
+from lazy import torch, transformers
 from weightctl.text.byte_level import to_byte_level
 
 if TYPE_CHECKING:

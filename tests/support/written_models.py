@@ -9,9 +9,9 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 import weightctl
+from lazy import torch
 from small_models import llama
 from weightctl.schemes.dequantize import dequantize_weights
 
