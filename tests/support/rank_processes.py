@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
+    Started = tuple[BaseProcess, Connection]
 
-# Processes that share an output with `--on ranks`; as a program, this is one of them.
-# The program gets its work as JSON, and prints what it has done as JSON.
 
-_SUPPORT = os.path.dirname(os.path.abspath(__file__))
+# Processes that share an output with `--on ranks`, forked from one process that has imported what
+# they need: each takes some milliseconds.
+
+
+@functools.cache
+def _server() -> ForkServerContext:
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(
+        ["ml_dtypes", "numpy.random", "weightctl.codecs", "weightctl.write.executors.ranks"]
+    )
+    return server
 
 
 def start_rank(
@@ -35,7 +49,7 @@ def start_rank(
     beat: bool = True,
     part: int | None = None,
     **options: Any,
-) -> subprocess.Popen[str]:
+) -> Started:
     """Start the process of a rank.
 
     It kills itself when it begins its batch number `kill_at`, or where `kill_in` says: before it
@@ -55,28 +69,30 @@ def start_rank(
         "part": part,
         "options": options,
     }
-    variables = {"RANK": str(rank)} | ({"WORLD_SIZE": str(ranks)} if ranks is not None else {})
-    return subprocess.Popen(
-        [sys.executable, __file__, json.dumps(given)],
-        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join([*sys.path, _SUPPORT])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    own = {name: text for name, text in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
+    own |= {"RANK": str(rank)} | ({"WORLD_SIZE": str(ranks)} if ranks is not None else {})
+    ours, theirs = _server().Pipe(duplex=False)
+    process = _server().Process(target=_run, args=(given, own, theirs))
+    process.start()
+    theirs.close()
+    return process, ours
 
 
-def end_ranks(processes: Iterable[subprocess.Popen[str]]) -> list[dict[str, Any]]:
-    """Wait for processes; return what each has printed, its exit code and its errors."""
+def end_ranks(started: Iterable[Started]) -> list[dict[str, Any]]:
+    """Wait for processes; return what each has done, its exit code and its errors."""
     found: list[dict[str, Any]] = []
-    for process in processes:
-        printed, errors = process.communicate(timeout=120)
-        entry: dict[str, Any] = json.loads(printed) if printed else {}
-        found.append({**entry, "code": process.returncode, "errors": errors})
+    for process, connection in started:
+        process.join(timeout=120)
+        assert process.exitcode is not None, "the process has not ended"
+        entry: dict[str, Any] = {"errors": ""}
+        with connection, suppress(EOFError):  # a process that was killed has sent nothing
+            entry |= connection.recv()
+        found.append({**entry, "code": process.exitcode})
     return found
 
 
 def errors_of(ended: Iterable[Mapping[str, Any]]) -> str:
-    """Return what all processes have printed to standard error."""
+    """Return the errors of all processes."""
     return "\n".join(each["errors"] for each in ended)
 
 
@@ -97,6 +113,16 @@ def run_ranks(
         for rank in order
     ]
     return end_ranks(started)
+
+
+def _run(given: Mapping[str, Any], environment: Mapping[str, str], answer: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    try:
+        answer.send(_work(given))
+    except Exception:  # noqa: BLE001  # as at the end of a process
+        answer.send({"errors": traceback.format_exc()})
+        raise SystemExit(1) from None
 
 
 def _work(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,10 +187,6 @@ def _kill_at_end(place: str) -> None:
         partial.Partial.publish = end
     elif place == "published":
         ranks._digest_files = end
-
-
-if __name__ == "__main__":
-    print(json.dumps(_work(json.loads(sys.argv[1]))))
 
 
 # Programs that torchrun runs in several processes, none of which outlives its test.

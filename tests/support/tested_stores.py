@@ -328,14 +328,14 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "0.7")
 
 
-def write_model(directory: Path) -> Path:
-    """Write five megabytes of matrices with a config; return the directory."""
+def write_model(directory: Path, matrices: int = 20) -> Path:
+    """Write matrices of a quarter of a mebibyte with a config; return the directory."""
     directory.mkdir()
     rng = np.random.default_rng(0)
     save_file(
         {
             f"model.layers.{number}.mlp.weight": rng.standard_normal((256, 256), np.float32)
-            for number in range(20)
+            for number in range(matrices)
         },
         directory / "model.safetensors",
     )

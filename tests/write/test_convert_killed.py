@@ -46,7 +46,7 @@ def kill_at_random_moments(
     new = standing(place)
     # Neither the number of threads nor the memory changes the plan.
     slowly = (*arguments, "-j", "1", "--mem", "4MB")
-    spans = [struck.run(*slowly).seconds for _ in range(3)]
+    spans = [struck.run(*slowly).seconds for _ in range(3 if moments > 3 else 1)]
     chance = random.Random(kind.name)
     continued = 0
     for part in range(moments):
@@ -71,9 +71,9 @@ def restore(place: Path, kind: Kind) -> None:
     save(*kind.plan(random_weights(3, 8, seed=1), place))
 
 
-@pytest.mark.parametrize("kind", [KINDS["file"], KINDS["directory"], KINDS["set"]], ids=str)
+@pytest.mark.parametrize("kind", [KINDS["file"], KINDS["set"]], ids=str)
 def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratch: Path) -> None:
-    kill_at_random_moments(kind, struck, scratch, 5, rows=2048)
+    kill_at_random_moments(kind, struck, scratch, 3, rows=2048)
 
 
 @pytest.mark.long

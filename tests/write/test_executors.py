@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from each import usual
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors import WorkerLostError, distribution
@@ -55,7 +56,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", usual(["gguf", "copy"], KINDS))
 def test_the_output_of_processes_has_the_same_bytes(kind: str, model: Path, tmp_path: Path) -> None:
     name, options = KINDS[kind]
     single, distributed = tmp_path / "single" / name, tmp_path / "distributed" / name

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from each import usual
 from rank_processes import end_ranks, errors_of, run_ranks, start_rank
 from tested_stores import BUCKET, put_files, serve_s3
 from weightctl import convert, gather, shard
@@ -66,7 +67,7 @@ def objects(server: S3Server, prefix: str) -> dict[str, bytes]:
     return {key.removeprefix(prefix): bucket[key] for key in below if ".ranks/" not in key}
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", usual(["gguf"], WORKS))
 def test_workers_write_objects_with_the_same_bytes(work: str, model: str, server: S3Server) -> None:
     WORKS[work](model, f"s3://{BUCKET}/one/out")
     WORKS[work](model, f"s3://{BUCKET}/two/out", on="processes:2")
@@ -75,6 +76,7 @@ def test_workers_write_objects_with_the_same_bytes(work: str, model: str, server
     assert not server.buckets[BUCKET].uploads
 
 
+@pytest.mark.long
 def test_workers_gather_shards_of_a_store(model: str, server: S3Server) -> None:
     shard(model, f"s3://{BUCKET}/tp2", tp=2, rules=RULES)
     gather(f"s3://{BUCKET}/tp2", f"s3://{BUCKET}/one/out.safetensors")

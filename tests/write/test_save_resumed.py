@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from saved_shards import after, cut
+from sharded_files import after, cut
 from weightctl.write import journal
 from weightctl.write.claims import find_journal
 from weightctl.write.shard import save_shards

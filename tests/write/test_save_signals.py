@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from each import usual
 from outcomes import leftovers, random_model, standing, strikes
 
 if TYPE_CHECKING:
@@ -84,22 +85,24 @@ def test_a_signal_at_a_random_moment_leaves_the_old_output_or_the_new(
 ) -> None:
     place = Place(scratch, struck, force=True)
     span = struck.run(*place.arguments).seconds
-    for part in range(12):
+    for part in range(1, 6):
         place.restore()
-        ended = struck.run(*place.arguments, number=signal.SIGKILL, seconds=span * part / 10)
+        ended = struck.run(*place.arguments, number=signal.SIGKILL, seconds=span * part / 5)
         assert ended.code in (0, -signal.SIGKILL), ended.errors
         assert place.found() in (place.old, place.new)
     assert struck.run(*place.arguments).code == 0
     assert standing(place.path) == {f"out/{name}": raw for name, raw in place.new.items()}
 
 
-@pytest.mark.parametrize("calls", ["names", "locks"])
+@pytest.mark.parametrize(("calls", "step"), usual([("names", 40)], [
+    ("names", 40), ("names", 7), ("locks", 120), ("locks", 7),
+]))  # fmt: skip
 def test_ctrl_c_at_some_calls_ends_the_run_at_once(
-    scratch: Path, struck: Strikes, calls: str
+    scratch: Path, struck: Strikes, calls: str, step: int
 ) -> None:
     place = Place(scratch, struck, force=True)
     ends: list[Ended] = []
-    for call in itertools.count(3, 17):
+    for call in itertools.count(3, step):
         place.restore()
         ends.append(struck.run(*place.arguments, number=signal.SIGINT, calls=calls, call=call))
         assert place.found() in (place.old, place.new), call

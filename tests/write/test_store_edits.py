@@ -7,12 +7,14 @@ s3rver copies nothing.
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from each import usual
 from servers.base import Answer, Call
 from tested_stores import serve
 from weightctl import convert, shard
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from servers.base import Request
     from tested_stores import TestedStore
 
-STORES = ["s3", "moto", "azurite"]
+STORES = usual(["s3"], ["s3", "moto", "azurite"])
 SIDE = 512
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -136,7 +138,14 @@ EDITS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(
+    ("store", "edit"),
+    usual(
+        [*product(["s3"], EDITS), ("azurite", "renamed tensors")],
+        product(["s3", "moto", "azurite"], EDITS),
+    ),
+    indirect=["store"],
+)
 def test_an_edit_sends_the_headers_alone(
     edit: str, store: TestedStore, model: Path, tmp_path: Path
 ) -> None:
