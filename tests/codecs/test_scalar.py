@@ -242,10 +242,7 @@ def test_unpacked_numbers_pack_into_the_same_bytes(dtype: DType) -> None:
 def test_float4_comes_in_pairs_the_first_in_the_low_bits() -> None:
     raw = np.array([[0x21, 0xF7]], np.uint8)
     assert unpack(raw, DType.float4_e2m1fn).astype(float).tolist() == [[0.5, 1, 6, -6]]
-    with pytest.raises(
-        EncodingError,
-        match="so a row must have an even number of elements, not 3",
-    ):
+    with pytest.raises(EncodingError, match="so a row must have an even number of elements, not 3"):
         pack(np.ones((2, 3), ml_dtypes.float4_e2m1fn))
 
 

@@ -106,11 +106,7 @@ def test_the_gguf_file_has_the_original_names_and_only_matrices_in_16_bits(
 
 @pytest.mark.parametrize("quant", usual(["Q4_K_M"], ["Q8_0", "Q4_K_M"]))
 def test_diffusers_runs_the_quantized_gguf_file(
-    family: str,
-    quant: str,
-    original: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, quant: str, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weightctl.convert(original / "model", tmp_path / "small.gguf", quant=quant)
     weightctl.convert(tmp_path / "small.gguf", tmp_path / "wide", dtype="f32")

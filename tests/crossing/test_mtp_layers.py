@@ -143,10 +143,7 @@ def test_llama_cpp_computes_the_same_with_and_without_them(
 # llama.cpp loads the layer of EXAONE MoE, and two of GLM-4 MoE, but does not run them.
 @pytest.mark.parametrize(
     "name",
-    usual(
-        ["mimo2"],
-        ["deepseek_v3", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"],
-    ),
+    usual(["mimo2"], ["deepseek_v3", "glm4_moe", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe"]),
 )
 def test_llama_cpp_predicts_with_them(
     name: str, in_gguf: Callable[[str], Path], tmp_path: Path

@@ -82,10 +82,7 @@ def norms_within_one_rounding(found: torch.Tensor, expected: torch.Tensor) -> bo
     ),
 )
 def test_tensors_are_the_same_bytes(
-    name: str,
-    dtype: str,
-    family: Callable[[str], families.Made],
-    back: Callable[..., Path],
+    name: str, dtype: str, family: Callable[[str], families.Made], back: Callable[..., Path]
 ) -> None:
     expected = load_file(family(name).path.with_name(dtype) / "model.safetensors")
     found = load_file(back(name, dtype) / "model.safetensors")
@@ -406,9 +403,7 @@ def test_generation_ends_where_a_list_says(
 
 
 def test_more_ends_than_gguf_has_keys_for_are_refused_before_anything_is_written(
-    family: Callable[[str], families.Made],
-    weightctl: Callable[..., Completed],
-    tmp_path: Path,
+    family: Callable[[str], families.Made], weightctl: Callable[..., Completed], tmp_path: Path
 ) -> None:
     source = edited(
         family("llama").path, tmp_path / "source",

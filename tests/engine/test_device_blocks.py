@@ -64,9 +64,7 @@ def test_long_tensors_are_decoded_a_part_at_a_time(monkeypatch: pytest.MonkeyPat
     decode: Any = device_blocks._DECODERS["Q4_K"]
     monkeypatch.setattr(device_blocks, "_AREA", 3 * 256)
     monkeypatch.setitem(
-        device_blocks._DECODERS,
-        "Q4_K",
-        lambda part: sizes.append(len(part)) or decode(part),
+        device_blocks._DECODERS, "Q4_K", lambda part: sizes.append(len(part)) or decode(part)
     )
     found = decode_there(torch.from_numpy(raw), ENCODINGS["Q4_K"], torch.float32)
     same(found, raw, "Q4_K", DType.float32)

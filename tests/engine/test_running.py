@@ -96,9 +96,7 @@ def test_what_nobody_needs_is_not_run_and_its_weights_are_not_read(tmp_path: Pat
     assert reads == {"used": 1}
 
 
-def test_what_is_printed_is_run_though_nobody_needs_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_printed_is_run_though_nobody_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
     with Graph("seen", [TensorType(F32, (2,))]) as graph:
         (graph.inputs[0] * 2.0).print("twice")
         graph.output(graph.inputs[0])

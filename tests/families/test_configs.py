@@ -5,29 +5,48 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3 import Phi3Config
 
 import small_models
+from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from each import each
 from weightctl import open_weights
-from weightctl.errors import ArchitectureError
+from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
-from weightctl.families.rope_scaling import inverse_frequencies
+from weightctl.families.rope_factors import (
+    llama3_scaling,
+    long_factors,
+    rope_factors,
+    short_factors,
+    with_llama3,
+)
+from weightctl.families.rope_scaling import RopeScaling, inverse_frequencies
+from weightctl.families.towers import find_tower
+from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from weightctl.families.configs import Read
     from weightctl.families.family import Family
 
 
@@ -62,7 +81,7 @@ FIELDS = {
 }  # fmt: skip
 FIELDS["mistral"] = FIELDS["llama"]
 
-DOCUMENTS: list[dict[str, Any]] = [
+TAKEN: list[dict[str, Any]] = [
     {"model_type": "llama"},
     {"model_type": "llama", "num_key_value_heads": None, "head_dim": None, "rope_scaling": None},
     {"model_type": "llama", "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -97,7 +116,7 @@ def known(document: dict[str, Any]) -> Any:
     return AutoConfig.for_model(**json.loads(json.dumps(document)))
 
 
-@each("document", DOCUMENTS, ids=str)
+@each("document", TAKEN, ids=str)
 def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
     document: dict[str, Any],
 ) -> None:
@@ -112,7 +131,7 @@ def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
         assert (made.activation, made.transposed) == ("gelu_tanh", True)
 
 
-@each("document", [d for d in DOCUMENTS if "rope" in str(d)], ids=str)
+@each("document", [d for d in TAKEN if "rope" in str(d)], ids=str)
 def test_rotations_are_as_fast_as_in_transformers(document: dict[str, Any]) -> None:
     made, expected = read(document), LlamaRotaryEmbedding(known(document))
     found = inverse_frequencies(made.rope_dimensions, made.rope_base, made.rope_scaling)
@@ -122,7 +141,7 @@ def test_rotations_are_as_fast_as_in_transformers(document: dict[str, Any]) -> N
 
 
 def test_what_transformers_5_writes_is_read_as_what_it_read(tmp_path: Path) -> None:
-    for document in DOCUMENTS:
+    for document in TAKEN:
         known(document).save_pretrained(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())
         assert read(written) == read(document)
@@ -350,3 +369,565 @@ def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]
     metadata["general.architecture"] = MetadataValue("string", name)
     with contextlib.suppress(ArchitectureError):
         from_gguf(FAMILIES[name].load(), metadata, {}, "model.gguf")
+
+
+# Configs that one of the conventions cannot express are refused, and never written wrong.
+
+
+# What files may say, in which few models make sense.
+CHANGES = st.one_of(
+    st.none(), st.booleans(), st.integers(1, 64), st.floats(0, 2), st.sampled_from([
+        1024, 4096, 1 << 20, 1e-5, 1e6, "silu", "gelu_pytorch_tanh", "default", "linear", "yarn",
+        "longrope",
+    ]),
+)  # fmt: skip
+IN_ROPE = [
+    "rope_type", "rope_theta", "factor", "original_max_position_embeddings", "attention_factor",
+    "partial_rotary_factor", "beta_fast", "mscale", "mscale_all_dim", "low_freq_factor",
+]  # fmt: skip
+
+
+@each(
+    "name, changes, message",
+    [
+        (
+            "llama",
+            {"activation": "relu"},
+            r"`activation` is `'relu'`, but llama\.cpp would read `'silu'`",
+        ),
+        ("llama", {"layers": 0}, "`llama.block_count` is `0`"),
+        ("llama", {"hidden": "many"}, "`llama.embedding_length` is `'many'`"),
+        ("llama yarn", {"scaling.truncate": False}, "`truncate`"),
+    ],
+)
+def test_what_llama_cpp_would_run_otherwise_is_not_a_gguf(
+    name: str, changes: Document, message: str
+) -> None:
+    fields = fields_of(DOCUMENTS[name]) | changes
+    with pytest.raises(ArchitectureError, match=message) as caught:
+        to_gguf(find_family(DOCUMENTS[name]), fields)
+    assert caught.value.hint
+
+
+@each(
+    "name, changes, message",
+    [
+        ("llama", {"rope_dimensions": 64}, "`rope_dimensions` is `64`"),
+        ("llama", {"attention_bias": True}, "bias"),
+        ("llama", {"has_rope_factors": True}, "`has_rope_factors` is `True`"),
+        (
+            "llama",
+            {"activation": "tanh"},
+            ("`hidden_act` is `'tanh'`, a value that the key does not support"),
+        ),
+        (
+            "phi3 long",
+            {"scaling.short_factors": ()},
+            (
+                "has 0 values in `short_factor` and 48 in `long_factor`, but there are 48 pairs of "
+                "rotary dimensions: each needs one value"
+            ),
+        ),
+    ],
+)
+def test_what_transformers_would_run_otherwise_is_not_a_config_json(
+    name: str, changes: Document, message: str
+) -> None:
+    document = DOCUMENTS[name]
+    fields = fields_of(document) | changes
+    with pytest.raises(ArchitectureError, match=message) as caught:
+        to_hugging_face(find_family(document), fields, document["model_type"])
+    assert caught.value.hint
+
+
+@given(st.sampled_from(sorted(DOCUMENTS)), st.data())
+def test_whatever_can_be_read_is_written_or_refused(name: str, data: st.DataObject) -> None:
+    document = dict(DOCUMENTS[name])
+    family = find_family(document)
+    paths = sorted({key.hugging_face for key in family.keys if "." not in key.hugging_face} - {""})
+    document |= data.draw(st.dictionaries(st.sampled_from(paths), CHANGES, max_size=2))
+    rope = dict(document.get("rope_parameters", {}))
+    if not any(isinstance(value, dict) for value in rope.values()):
+        rope |= data.draw(st.dictionaries(st.sampled_from(IN_ROPE), CHANGES, max_size=3))
+        document["rope_parameters"] = rope
+    try:
+        read = from_hugging_face(family, document, "config.json")
+    except ArchitectureError:
+        return
+    with contextlib.suppress(ArchitectureError):
+        written = to_hugging_face(family, read.fields, document["model_type"])
+        assert from_hugging_face(family, written, "config.json").config == read.config
+    with contextlib.suppress(ArchitectureError):
+        crossed(document)
+
+
+@given(st.sampled_from(sorted(DOCUMENTS)), st.data())
+def test_whatever_metadata_say_is_written_or_refused(name: str, data: st.DataObject) -> None:
+    family = find_family(DOCUMENTS[name])
+    metadata = described(family, fields_of(DOCUMENTS[name]))
+    keys = {key.gguf.format(arch=family.gguf_name): key for key in family.keys if key.gguf}
+    for changed in data.draw(st.lists(st.sampled_from(sorted(keys)), max_size=3)):
+        metadata[changed] = MetadataValue(keys[changed].kind.gguf_type, data.draw(CHANGES))
+    try:
+        fields = from_gguf(family, metadata, {}, "model.gguf").fields
+    except ArchitectureError:
+        return
+    with contextlib.suppress(ArchitectureError):
+        to_hugging_face(family, fields, model_type_of(family, fields))
+    with contextlib.suppress(ArchitectureError):
+        to_gguf(family, fields)
+
+
+# Configs written in either convention, against what transformers reads and llama.cpp's script.
+
+
+# What the modeling code does not read, or only in training.
+UNREAD = {
+    "architectures", "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop",
+    "bos_token_id", "classifier_dropout", "dtype", "embd_pdrop", "eos_token_id", "head_dim",
+    "hidden_dropout_prob", "initializer_range", "is_decoder", "max_window_layers",
+    "output_router_logits", "pad_token_id", "partial_rotary_factor", "pretraining_tp",
+    "resid_pdrop", "rope_parameters", "router_aux_loss_coef", "router_jitter_noise",
+    "transformers_version", "use_cache",
+}  # fmt: skip
+
+
+# What it takes where there is none.
+DEFAULTS = {
+    "beta_fast": 32, "beta_slow": 1, "truncate": True, "attention_factor": None,
+    "partial_rotary_factor": 1.0,
+}  # fmt: skip
+
+
+def known_config_writing(document: Document) -> Any:
+    return AutoConfig.for_model(**json.loads(json.dumps(document)))
+
+
+def head_dim(config: Any) -> int:
+    """Return the length of heads as the modeling code finds it."""
+    given = getattr(config, "head_dim", None)
+    return given or config.hidden_size // config.num_attention_heads
+
+
+def rotations(config: Any) -> Any:
+    """Return the rotations of a config without what says nothing."""
+    given = getattr(config, "rope_parameters", None) or {}
+    nested = given if any(isinstance(value, dict) for value in given.values()) else {"": given}
+    return {
+        kind: {
+            name: value
+            for name, value in each.items()
+            if name != "type" and not (name in DEFAULTS and DEFAULTS[name] == value)
+        }
+        for kind, each in nested.items()
+    }
+
+
+@each("name", DOCUMENTS)
+def test_a_config_is_to_transformers_what_it_was_before_it_became_metadata(name: str) -> None:
+    expected, found = (
+        known_config_writing(DOCUMENTS[name]),
+        known_config_writing(crossed(DOCUMENTS[name])),
+    )
+    theirs, ours = expected.to_dict(), found.to_dict()
+    assert {k: v for k, v in ours.items() if k not in UNREAD} == {
+        k: v for k, v in theirs.items() if k not in UNREAD
+    }
+    assert head_dim(found) == head_dim(expected)
+    assert rotations(found) == rotations(expected)
+
+
+@each("name", DOCUMENTS)
+def test_a_config_that_is_written_is_read_as_the_same(name: str) -> None:
+    family, document = find_family(DOCUMENTS[name]), DOCUMENTS[name]
+    config = from_hugging_face(family, document, "config.json").config
+    written = to_hugging_face(family, fields_of(document), document["model_type"])
+    assert from_hugging_face(family, written, "config.json").config == config
+    kind = family.model_types[document["model_type"]]
+    assert written["architectures"] == [kind.class_name]
+
+
+@each("scaling", [None, "linear", "yarn"])
+def test_the_keys_are_those_of_llama_cpps_own_writer(tmp_path: Path, scaling: str | None) -> None:
+    rope = {"rope_theta": 10000.0, "rope_type": scaling or "default"}
+    if scaling:
+        rope |= {"factor": 4.0}
+    if scaling == "yarn":
+        rope |= {"original_max_position_embeddings": 32}
+    for kind, make in (
+        ("llama", small_models.llama), ("bert", small_models.bert), ("gpt2", small_models.gpt2),
+    ):  # fmt: skip
+        model = make(**({"rope_parameters": rope} if kind == "llama" else {}))
+        path = tmp_path / f"{kind}.gguf"
+        small_models.write_gguf(path, kind, model.config, small_models.arrays(model))
+        theirs = {
+            key: value
+            for key, value in open_weights(path).metadata.items()
+            if not key.startswith(("general.", "GGUF."))
+        }
+        document = model.config.to_dict()
+        ours = to_gguf(find_family(document), fields_of(document))
+        assert {key: ours[key] for key in theirs} == theirs
+
+
+def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
+    known_keys = {
+        value.replace("{arch}", "ARCH")
+        for group in vars(gguf.Keys).values()
+        if isinstance(group, type)
+        for value in vars(group).values()
+        if isinstance(value, str)
+    }
+    for line in FAMILIES.values():
+        family: Family = line.load()
+        if not family.in_llama_cpp:
+            continue  # its keys are weightctl's own
+        keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
+        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5 and DeepSeek-V4; the constants
+        # of older releases of gguf lack them.
+        newer = {
+            "ARCH.hidden_activation", "ARCH.attention.value_scale",
+            "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
+            *(f"ARCH.hyper_connection.{key}"
+              for key in ("count", "epsilon", "sinkhorn_iterations")),
+            *(f"ARCH.attention.{key}"
+              for key in ("compress_ratios", "compress_rope_freq_base", "output_group_count",
+                          "output_lora_rank")),
+            *(f"ARCH.attention.indexer.{key}"
+              for key in ("head_count", "key_length", "top_k", "types")),
+        }  # fmt: skip
+        assert keys - {""} - newer <= known_keys
+
+
+def test_older_transformers_finds_rotations_where_it_looks() -> None:
+    document = DOCUMENTS["llama3"]
+    written = to_hugging_face(find_family(document), fields_of(document), "llama")
+    assert written["rope_theta"] == 500000.0
+    assert written["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    plain = to_hugging_face(find_family(document), fields_of(DOCUMENTS["llama"]), "llama")
+    assert "rope_scaling" not in plain
+
+
+def test_a_llama_with_a_window_is_a_mistral() -> None:
+    family = FAMILIES["llama"].load()
+    fields = dict(fields_of(DOCUMENTS["llama"]))
+    assert model_type_of(family, fields) == "llama"
+    assert model_type_of(family, fields | {"sliding_window": 16}) == "mistral"
+    with pytest.raises(
+        ArchitectureError,
+        match="`llama` does not allow `sliding_window` = `16`, and `mistral` does not allow "
+        "`attention_bias` = `True`",
+    ):
+        model_type_of(family, fields | {"sliding_window": 16, "attention_bias": True})
+
+
+def test_a_window_that_is_none_is_written_where_none_means_another() -> None:
+    family = FAMILIES["llama"].load()
+    document = {"model_type": "mistral", "sliding_window": None}
+    assert to_hugging_face(family, fields_of(document), "mistral")["sliding_window"] is None
+    phi = to_gguf(FAMILIES["phi3"].load(), fields_of(DOCUMENTS["phi4"]))
+    assert phi["phi3.attention.sliding_window"] == MetadataValue("u32", 0)
+
+
+def test_a_word_for_an_activation_is_the_familys_own() -> None:
+    for name, key, word in (
+        ("gpt2", "activation_function", "gelu_new"),
+        ("bert", "hidden_act", "gelu"),
+        ("llama", "hidden_act", "silu"),
+        ("gemma2", "hidden_activation", "gelu_pytorch_tanh"),
+    ):
+        assert crossed(DOCUMENTS[name])[key] == word
+
+
+def test_a_factor_of_longrope_is_kept_as_what_it_does() -> None:
+    document = dict(DOCUMENTS["phi3 long"])
+    document["rope_parameters"] = {**document["rope_parameters"], "factor": 1}
+    family = find_family(document)
+    read = from_hugging_face(family, document, "config.json")
+    written = to_hugging_face(family, read.fields, "phi3")
+    assert read.config.rope_scaling.amplitude == 1
+    assert from_hugging_face(family, written, "config.json").config == read.config
+
+
+# Rotations that GGUF tells by tensors, made of a config and found in one again.
+
+
+@dataclass
+class Rotations:
+    """What of a config matters here."""
+
+    rope_base: float
+    rope_dimensions: int
+    rope_scaling: RopeScaling | None
+
+
+def llama3(base: float, dimensions: int, factor: float, *rest: float) -> Rotations:
+    original, low, high = rest
+    scaling = RopeScaling(
+        kind="llama3",
+        factor=factor,
+        original_context=int(original),
+        low_frequency_factor=low,
+        high_frequency_factor=high,
+    )
+    return Rotations(base, dimensions, scaling)
+
+
+SPEEDS = [
+    (500000.0, 128, 8.0, 8192, 1.0, 4.0),
+    (500000.0, 64, 32.0, 8192, 1.0, 4.0),
+    (1000000.0, 128, 8.0, 4096, 1.0, 32.0),
+    (10000.0, 64, 4.0, 300, 2.0, 5.5),
+    (10000.0, 16, 8.0, 64, 1.0, 4.0),
+    # No pair turns at a speed between.
+    (10000.0, 8, 8.0, 32, 1.0, 4.0),
+]
+
+
+@each("case", SPEEDS, ids=str)
+def test_factors_stretch_rotations_as_transformers_does(case: tuple[float, ...]) -> None:
+    base, dimensions, factor, original, low, high = case
+    config = LlamaConfig(
+        head_dim=int(dimensions),
+        max_position_embeddings=1 << 20,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": base, "factor": factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": int(original),
+        },
+    )  # fmt: skip
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    factors = rope_factors(llama3(*case))  # type: ignore[arg-type]
+    assert factors is not None
+    assert factors.dtype == np.float32
+    plain = inverse_frequencies(int(dimensions), base)
+    assert plain / factors == pytest.approx(expected.numpy(), rel=1e-6)
+
+
+def test_factors_are_those_of_llama_cpps_own_rule() -> None:
+    # As its `convert_hf_to_gguf.py` has it, pair by pair.
+    base, dimensions, factor, original, low, high = SPEEDS[0]
+    expected: list[Any] = []
+    for frequency in 1.0 / base ** (
+        torch.arange(0, dimensions, 2, dtype=torch.float32) / dimensions
+    ):
+        wavelength = 2 * math.pi / frequency
+        smooth = (original / wavelength - low) / (high - low)
+        is_fast, is_slow = wavelength < original / high, wavelength > original / low
+        between = 1 / ((1 - smooth) / factor + smooth)
+        expected.append(1 if is_fast else factor if is_slow else between)
+    found = rope_factors(llama3(*SPEEDS[0]))  # type: ignore[arg-type]
+    assert found == pytest.approx(np.array(expected, np.float32), rel=1e-6)
+
+
+@each("says_context", [True, False])
+@each("case", SPEEDS, ids=str)
+def test_factors_tell_the_scaling_that_they_were_made_of(
+    case: tuple[float, ...], says_context: bool
+) -> None:
+    config = llama3(*case)  # type: ignore[arg-type]
+    base, dimensions, factor, original, low, high = case
+    found = llama3_scaling(
+        rope_factors(config),  # type: ignore[arg-type]
+        base,
+        int(dimensions),
+        1 << 20,
+        int(original) if says_context else None,
+    )
+    assert found["scaling.kind"] == "llama3"
+    assert found["scaling.factor"] == factor
+    # Without the context only its ratio to the others is known, and 1 is the usual lowest.
+    scale = 1 if says_context else low
+    assert found["scaling.original_context"] * scale == original
+    assert found["scaling.low_frequency_factor"] * scale == low
+    assert found["scaling.high_frequency_factor"] * scale == high
+
+
+def test_factors_of_1_are_not_a_scaling() -> None:
+    found = llama3_scaling(np.ones(8, np.float32), 10000.0, 16, 2048)
+    assert found["scaling.kind"] is None
+
+
+@each(
+    "factors, message",
+    [
+        (np.ones(7, np.float32), r"`rope_freqs\.weight` has 7 values, but there are 8 pairs"),
+        (np.full(8, np.nan, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, np.inf, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, 0.5, np.float32), "that is less than 1 or not finite"),
+        (np.full(8, -1.0, np.float32), "that is less than 1 or not finite"),
+        (np.arange(8, 0, -1).astype(np.float32), "does not match llama3 scaling"),
+        (np.array([1, 1, 1, 3, 2, 9, 9, 9], np.float32), "does not match llama3 scaling"),
+    ],
+)
+@each("base", [10000.0, 1.0, 1e12])
+def test_factors_of_no_llama3_scaling_are_refused(factors: Any, message: str, base: float) -> None:
+    fields = {
+        "scaling.kind": "linear", "scaling.factor": 0.0, "scaling.original_context": 2048,
+        "rope_base": base, "rope_dimensions": 16, "context": 2048,
+    }  # fmt: skip
+    with pytest.raises(ArchitectureError, match=message):
+        with_llama3(fields, factors)
+
+
+def test_factors_beside_another_scaling_are_refused() -> None:
+    fields = {"scaling.kind": "linear", "scaling.factor": 4.0}
+    with pytest.raises(ArchitectureError, match="and a metadata key"):
+        with_llama3(fields, np.ones(8, np.float32))
+
+
+SHORT = tuple(1 + n / 64 for n in range(48))
+LONG = tuple(2.0 + n for n in range(48))
+
+
+def longrope(**changes: Any) -> RopeScaling:
+    given: dict[str, Any] = {
+        "kind": "longrope", "factor": 32.0, "original_context": 4096, "short_factors": SHORT,
+        "long_factors": LONG,
+    }  # fmt: skip
+    return RopeScaling(**given | changes)
+
+
+@each("length", [1, 4096, 4097])
+@each("attention_factor", [None, 1.25])
+def test_longrope_turns_pairs_as_transformers_does(
+    length: int, attention_factor: float | None
+) -> None:
+    config = Phi3Config(
+        max_position_embeddings=131072,
+        original_max_position_embeddings=4096,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": list(SHORT),
+            "long_factor": list(LONG), "attention_factor": attention_factor,
+        },
+    )  # fmt: skip
+    expected, amplitude = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+    scaling = longrope(attention_factor=attention_factor)
+    found = inverse_frequencies(96, 10000.0, scaling, length)
+    assert found == pytest.approx(expected.numpy(), rel=1e-6)
+    assert scaling.amplitude == pytest.approx(amplitude)
+
+
+def test_longropes_factors_are_tensors_of_float32() -> None:
+    config: Any = Rotations(10000.0, 96, longrope())
+    short, long = short_factors(config), long_factors(config)
+    assert short is not None
+    assert long is not None
+    assert (short.dtype, long.dtype) == (np.float32, np.float32)
+    assert (short.tolist(), long.tolist()) == (list(SHORT), list(LONG))
+    assert rope_factors(config) is None
+
+
+def test_without_scaling_there_are_no_factors() -> None:
+    config: Any = Rotations(10000.0, 96, None)
+    assert rope_factors(config) is short_factors(config) is long_factors(config) is None
+
+
+def test_longrope_with_factors_for_other_pairs_is_refused() -> None:
+    with pytest.raises(GraphError, match="48 factors for 32 pairs"):
+        inverse_frequencies(64, 10000.0, longrope())
+
+
+# Towers of InternVL and Gemma 4, and audio encoders: what their configs state, what is refused.
+
+
+PIXELS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
+
+def read_tower_configs(kind: str, **changes: Any) -> Read:
+    """Read a config.json of a type; `vision_config` and `audio_config` are objects."""
+    tower = find_tower(kind)
+    assert tower is not None
+    text = {"hidden_size": 32, "norm_epsilon": 1e-6}
+    document = {"model_type": kind, "text": text, "preprocessor": PIXELS, **changes}
+    return from_hugging_face(tower.family, document, "here")
+
+
+def names(kind: str, read: Read) -> set[str | None]:
+    tower = find_tower(kind)
+    assert tower is not None
+    return {each.gguf for each in tower.family.tensors(read.config)}
+
+
+def test_the_large_encoder_of_internvl_has_norms_of_queries_and_no_biases_of_norms() -> None:
+    large = {
+        "hidden_size": 3200,
+        "num_hidden_layers": 45,
+        "num_attention_heads": 25,
+        "norm_type": "rms_norm",
+        "use_qk_norm": True,
+        "image_size": [448, 448],
+    }
+    found = names("internvl", read_tower_configs("internvl", vision_config=large))
+    assert {"v.blk.44.attn_q_norm.weight", "v.blk.0.ln1.weight", "v.class_embd"} <= found
+    assert not {"v.blk.0.ln1.bias", "v.blk.0.attn_q.bias"} & found
+    usual = names("internvl", read_tower_configs("internvl"))
+    assert {"v.blk.0.ln1.bias", "v.blk.0.attn_out.bias", "v.blk.0.ls1.weight"} <= usual
+    assert "v.blk.0.attn_q_norm.weight" not in usual
+
+
+@each(
+    "changes, text",
+    [
+        ({"downsample_ratio": 0.3}, "is not 1 divided by an integer"),
+        ({"downsample_ratio": 0.2, "image_seq_length": 40}, "cannot be merged by squares of 5 x 5"),
+        ({"image_seq_length": 100}, "an image has 256 tokens"),
+        ({"vision_config": {"norm_type": "rms_norm"}}, "layer norms otherwise"),
+        ({"vision_config": {"use_qk_norm": True}}, "like the layers"),
+        ({"vision_config": {"image_size": [448, 224]}}, "only has squares"),
+        ({"vision_config": {"use_mean_pooling": False}}, "no norm after the last layer"),
+        ({"vision_config": {"use_absolute_position_embeddings": False}}, "learned positions"),
+        ({"vision_config": {"hidden_act": "relu"}}, "must be one of `gelu`"),
+        ({"vision_feature_layer": -2}, "of the last layer"),
+        ({"vision_feature_select_strategy": "full"}, "leaves out the class token"),
+        ({"projector_hidden_act": "silu"}, "another activation"),
+    ],
+)
+def test_what_gguf_does_not_state_of_internvl_is_refused(
+    changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ArchitectureError, match=re.escape(text)):
+        read_tower_configs("internvl", **changes)
+
+
+@each(
+    "kind, changes, text",
+    [
+        ("qwen2_audio", {"audio_config": {"max_source_positions": 750}}, "30 seconds"),
+        ("qwen2_audio", {"audio_config": {"scale_embedding": True}}, "does not scale"),
+        ("qwen2_audio", {"audio_config": {"activation_function": "relu"}}, "has GELU"),
+        ("voxtral", {"audio_config": {"intermediate_size": 64}}, "4 vectors of 1280 values"),
+        ("voxtral", {"projector_hidden_act": "silu"}, "another activation"),
+        ("audioflamingo3", {"projector_bias": False}, "needs these biases"),
+    ],
+)
+def test_what_gguf_does_not_state_of_audio_encoders_is_refused(
+    kind: str, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ArchitectureError, match=re.escape(text)):
+        read_tower_configs(kind, **changes)
+
+
+@each(
+    "changes, text",
+    [
+        ({"vision_config": None}, "no image encoder"),
+        ({"vision_config": {"head_dim": 32}}, "are not as wide as the hidden size 768"),
+        ({"vision_config": {"num_key_value_heads": 4}}, "as many heads of keys"),
+        ({"vision_config": {"pooling_kernel_size": 2}}, "squares of 3 x 3 patches"),
+        ({"vision_config": {"rope_theta": 1e4}}, "llama.cpp assumes 100"),
+        ({"vision_config": {"attention_bias": True}}, "biases are not supported"),
+        ({"vision_config": {"hidden_activation": "silu"}}, "must be one of `gelu_pytorch_tanh`"),
+    ],
+)
+def test_what_gguf_does_not_state_of_gemma_4_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArchitectureError, match=re.escape(text)):
+        read_tower_configs("gemma4", **changes)
+
+
+@each("kind", ["qwen2_audio", "voxtral", "audioflamingo3"])
+def test_sizes_have_whispers_own_names_or_the_usual_ones(kind: str) -> None:
+    usual = read_tower_configs(kind, audio_config={"hidden_size": 64, "intermediate_size": 256})
+    own = read_tower_configs(kind, audio_config={"d_model": 64, "encoder_ffn_dim": 256})
+    assert usual.config == own.config
+    assert "a.blk.0.attn_k.bias" not in names(kind, own)
+    assert {"a.conv1d.2.bias", "a.blk.0.attn_v.bias", "a.post_ln.weight"} <= names(kind, own)

@@ -18,9 +18,8 @@ from each import each
 from family_cases import make_checkpoint, untie_output
 from llama_cpp import ask
 from runs import executed
-from weightctl import convert, open_weights, shard
+from weightctl import DType, convert, open_weights, shard
 from weightctl.device import CPU
-from weightctl.dtype import DType
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_gguf, from_hugging_face
@@ -116,10 +115,7 @@ def test_a_size_may_be_left_to_the_model() -> None:
     assert fields_of("granitehybrid", mamba_d_head="auto")["ssm_size"] == 64
 
 
-@each(
-    "layers, period, offset",
-    [((1,), 4, 1), ((0, 2), 2, 0), ((2,), 3, 2), ((), 6, 5)],
-)
+@each("layers, period, offset", [((1,), 4, 1), ((0, 2), 2, 0), ((2,), 3, 2), ((), 6, 5)])
 def test_the_layers_with_attention_in_jamba_become_a_period_and_an_offset(
     layers: tuple[int, ...], period: int, offset: int
 ) -> None:

@@ -4,28 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gguf
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import small_models
 from arrays import weights_of
 from each import each
+from small_models import rope_rows
 from weightctl import open_weights
+from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import FAMILIES
-from weightctl.families.configs import from_hugging_face
-from weightctl.families.kinds import Flag
-from weightctl.families.parts import shape_of
+from weightctl.families.changes import (
+    MINUS_EXP,
+    PLUS_ONE,
+    TRANSPOSED,
+    LeadingRows,
+    RopeRows,
+    Rows,
+    ScaledQueries,
+    Squeezed,
+    TurnedHeads,
+    half_split_order,
+    interleaved_order,
+)
+from weightctl.families.configs import from_gguf, from_hugging_face
+from weightctl.families.decoder import DecoderConfig
+from weightctl.families.kinds import Exactly, Flag, OrNone, WholeNumber
+from weightctl.families.latent import YARN_MULTIPLIER
+from weightctl.families.layers import LayersAlike
+from weightctl.families.lines import LINES as USUAL
+from weightctl.families.mistral3 import HEAD_MULTIPLIER
+from weightctl.families.mtp_tensors import MOST_LAYERS, MtpTensors
+from weightctl.families.parts import ROLES, part_of_layer, role, shape_of
 from weightctl.families.recognition import recognize
+from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
+from weightctl.families.rope_keys import LONGROPE_KEYS
+from weightctl.families.row_orders import alternate, group_heads, invert
+from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
+from weightctl.families.state_space import Unlimited
+from weightctl.families.tiled_heads import Columns
 from weightctl.system.registry import load
+from weightctl.weights.derived import DerivedTensor, tensor_of
+from weightctl.weights.metadata import MetadataValue
+from weightctl.weights.steps.numbers import Plus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from weightctl import Weights
-    from weightctl.families.family import Family
+    from weightctl.families.changes import Change
+    from weightctl.families.family import Family, Name
     from weightctl.families.keys import NamingConvention
+    from weightctl.weights.derived import Step
+
 
 KINDS = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
@@ -318,3 +359,365 @@ def test_an_output_that_is_not_tied_is_missed() -> None:
     model = small_models.gpt2()
     document = model.config.to_dict() | {"tie_word_embeddings": False}
     assert recognize(held(model), document).missing == ["lm_head.weight"]
+
+
+# Every line of every family has a role on purpose, and what is widened is narrowed again.
+
+
+LOADED = {name: line.load() for name, line in FAMILIES.items()}
+LINES = [(family, line) for family in LOADED.values() for line in family.names]
+
+
+@each("line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES])
+def test_every_part_of_every_family_has_a_role(line: Name) -> None:
+    found = role(line, "weight")
+    assert bool(found.extents) == (found.strategy != "replicate")
+
+
+def test_every_usual_line_is_of_the_module_that_it_is_called_by() -> None:
+    for name, line in USUAL.items():
+        assert part_of_layer(line) == re.sub(
+            r"\.(whole|latent|sized|apart|channels|paired)$", "", name
+        )
+
+
+@each("family", LOADED.values(), ids=LOADED)
+def test_what_makes_inner_numbers_is_cut_as_what_reads_them(family: Family) -> None:
+    roles = {part_of_layer(line): role(line, "weight") for line in family.names}
+    made = {extent for each in roles.values() if each.axis == 0 for extent in each.extents}
+    read = {extent for each in roles.values() if each.axis == 1 for extent in each.extents}
+    # Keys and values are read by the queries, tokens by people.
+    own = {"queries", "keys", "plain_keys", "each_head"}
+    # Numbers of SSM heads, and matrices of their groups, are read where they are made.
+    own |= {"ssm_heads", "ssm_group_states"}
+    # The gates and values of SSM heads in turn are read as their channels.
+    own |= {"ssm_gated_channels"}
+    # The gates of a linear recurrent unit are read as its channels.
+    own |= {"lru_blocks"}
+    # Embeddings for layers are cut by tokens, and read by every layer.
+    own |= {"layer_vocabulary", "layer_inputs"}
+    if "key_values" in made:  # of which each is that of several query heads
+        own |= {"key_values", "values"}
+    outputs = {extent for line in family.names for extent in line.axes.outputs}
+    # Where numbers are normed together, every rank computes all of them.
+    own |= {"inner"} if "intermediate" in outputs else set()
+    assert made - own == (read | {"vocabulary"}) - own
+    parts = {module.partition(".")[0] for module in roles}
+    if "attention" in parts:
+        # In DeepSeek-V4 all heads share one key, which every rank computes.
+        shares = "attention.kv" in roles
+        assert made & {"keys", "plain_keys"} or "all_keys" in outputs or shares
+        assert "queries" in made or "all_queries" in outputs
+    if "mlp" in parts:
+        assert read & {"inner", "expert_inner"}
+    assert parts & {"attention", "ssm", "rwkv"}
+
+
+@each("line", [pytest.param(line, id=f"{family.name}-{line.module}") for family, line in LINES])
+def test_a_bias_is_cut_as_the_outputs_that_it_is_added_to(line: Name) -> None:
+    weight, bias = role(line, "weight"), role(line, "bias")
+    assert bias == (weight if weight.axis == 0 else ROLES["norm"])
+
+
+def test_what_is_for_all_layers_is_never_cut() -> None:
+    assert {name for name, each in ROLES.items() if each.all_layers} == {
+        "rope_factors", "long_rope_factors", "short_rope_factors",
+    }  # fmt: skip
+    assert not any(each.extents for each in ROLES.values() if each.all_layers)
+
+
+# Every change of a tensor between the conventions is undone by its inverse.
+
+
+CONFIG: Any = SimpleNamespace(
+    heads=6, kv_heads=2, head_dim=4, rope_dimensions=4,
+    delta_heads=6, delta_key_heads=2, delta_key_size=1, delta_value_size=4,
+)  # fmt: skip
+SIZES: Any = {
+    "vocabulary": 8, "context": 8, "hidden": 8, "layers": 1, "heads": 2, "kv_heads": 2,
+    "head_dim": 4, "intermediate": 8, "norm_epsilon": 1e-6,
+}  # fmt: skip
+CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
+    "rows for rotation": (RopeRows("heads"), (24, 3), (24, 3)),
+    "rows by head": (Rows(lambda config: group_heads(config.heads, (4,))), (24, 3), (24, 3)),
+    "transposed": (TRANSPOSED, (24, 3), (3, 24)),
+    "plus one": (PLUS_ONE, (24,), (24,)),
+    "minus exp": (MINUS_EXP, (24,), (24,)),
+    "as a column": (AS_COLUMN, (24,), (24, 1)),
+    "a row for each group": (GroupRows("heads"), (24,), (6, 4)),
+    "minus exp as a column": (InTurn(MINUS_EXP, AS_COLUMN), (24,), (24, 1)),
+    "squeezed": (Squeezed(1), (24, 1, 3), (24, 3)),
+    "squeezed row": (Squeezed(0), (1, 24), (24,)),
+    "heads apart": (TurnedHeads(), (24, 3), (6, 4, 3)),
+    "heads turned": (TurnedHeads(is_transposed=True), (24, 3), (6, 3, 4)),
+    "columns of heads": (Columns(), (3, 24), (3, 24)),
+    "leading rows": (LeadingRows(lambda _: 2), (24, 3), (22, 3)),
+}
+
+
+def done(step: Step, array: NDArray[Any]) -> NDArray[Any]:
+    tree = weights_of({"x": array})
+    made = DerivedTensor("y", step, [tensor_of(tree.source, "x")])
+    raw = bytearray(made.info.nbytes)
+    # In two parts, as a writer asks for them.
+    half = len(raw) // 8 * 4
+    made.read_into(0, memoryview(raw)[:half])
+    made.read_into(half, memoryview(raw)[half:])
+    return np.frombuffer(raw, array.dtype).reshape(made.info.shape)
+
+
+@each("name", CHANGES)
+def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
+    change, shape, in_gguf = CHANGES[name]
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
+    if name == "leading rows":
+        array[:2] = 0
+    to_gguf, to_hugging_face = change.to_gguf(CONFIG), change.to_hugging_face(CONFIG)
+    assert to_gguf is not None
+    assert to_hugging_face is not None
+    there = done(to_gguf, array)
+    assert there.shape == in_gguf
+    back = done(to_hugging_face, there)
+    assert back.shape == shape
+    assert np.allclose(back, array, atol=1e-6)
+
+
+@each("is_norm", [False, True])
+def test_weights_of_queries_get_a_scale_that_llama_cpp_does_not_take(is_norm: bool) -> None:
+    change = ScaledQueries(lambda fields: fields["head_dim"], is_norm)
+    array = np.array([-0.5, 0, 2], np.float32)
+    config: Any = DecoderConfig(**SIZES, query_scalar=16)
+    step = change.to_gguf(config)
+    assert step is not None
+    assert done(step, array).tolist() == ((array + is_norm) * 0.5).tolist()
+    assert str(step) == ("+1, times 0.5" if is_norm else "times 0.5")
+    config = replace(config, query_scalar=4)
+    assert change.to_gguf(config) == (Plus(1.0) if is_norm else None)
+    assert change.to_hugging_face(config) == (Plus(-1.0) if is_norm else None)
+
+
+def test_rates_of_state_spaces_are_negative_exponentials() -> None:
+    found = done(MINUS_EXP.to_gguf(CONFIG), np.array([0, 1, 2], np.float32))
+    assert np.allclose(found, [-1, -np.e, -(np.e**2)])
+
+
+def test_weights_are_multiplied_by_factors_that_the_config_then_lacks() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(4, 3)
+    by_row = np.array([2, 2, 0.5, 3], np.float32)[:, None]
+    scaled = ScaledRuns(lambda _: [(2, 2.0), (1, 0.5), (1, 3.0)])
+    step = scaled.to_gguf(CONFIG)
+    assert step is not None
+    assert done(step, array).tolist() == (array * by_row).tolist()
+    assert str(step) == "rows times 2, 0.5, 3"
+    for change in (scaled, ScaledBy(lambda _: 2.0)):
+        assert change.to_hugging_face(CONFIG) is None
+    assert ScaledBy(lambda _: 1.0).to_gguf(CONFIG) is None
+    with pytest.raises(ConversionError, match="4 rows are expected"):
+        done(step, array[:3])
+
+
+def test_the_matrix_of_each_head_is_turned() -> None:
+    array = np.arange(72, dtype=np.float32).reshape(24, 3)
+    found = done(TurnedHeads(is_transposed=True).to_gguf(CONFIG), array)
+    assert (found == array.reshape(6, 4, 3).swapaxes(1, 2)).all()
+
+
+def test_the_first_head_of_each_key_head_comes_first_in_gguf() -> None:
+    array = np.arange(72, dtype=np.float32).reshape(3, 24)
+    found = done(Columns().to_gguf(CONFIG), array)
+    heads = array.reshape(3, 6, 4)[:, [0, 3, 1, 4, 2, 5]]
+    assert (found == heads.reshape(3, 24)).all()
+
+
+def test_parts_that_take_turns() -> None:
+    assert alternate(3) == (0, 3, 1, 4, 2, 5)
+    assert invert(alternate(3)) == (0, 2, 4, 1, 3, 5)
+
+
+def test_queries_keys_and_values_of_each_head_together() -> None:
+    # Two heads of one row each, and two rows of queries for each of keys and values.
+    assert group_heads(2, (1, 1, 1)) == (0, 2, 4, 1, 3, 5)
+    assert group_heads(2, (2, 1, 1)) == (0, 1, 4, 6, 2, 3, 5, 7)
+
+
+@each("change", [Squeezed(1), TurnedHeads()], ids=["squeezed", "heads"])
+def test_a_tensor_of_another_shape_is_refused_by_name(change: Change) -> None:
+    with pytest.raises(ConversionError, match=r"`x` has shape \[5, 3\]"):
+        done(change.to_gguf(CONFIG), np.zeros((5, 3), np.float32))
+
+
+# The order of query and key rows in the two naming conventions.
+
+
+SIZES_CHANGES = [(1, 2), (4, 8), (9, 64), (3, 6)]
+
+
+@each("heads, head_dim", SIZES_CHANGES)
+def test_rows_go_into_pairs_as_llama_cpps_own_script_has_them(heads: int, head_dim: int) -> None:
+    rows = np.arange(heads * head_dim * 3).reshape(-1, 3)
+    assert (rows[list(interleaved_order(heads, head_dim))] == rope_rows(rows, heads)).all()
+
+
+def test_an_interleaved_head_has_its_pairs_side_by_side() -> None:
+    assert interleaved_order(2, 4) == (0, 2, 1, 3, 4, 6, 5, 7)
+    assert interleaved_order(1, 8) == (0, 4, 1, 5, 2, 6, 3, 7)
+    assert half_split_order(1, 8) == (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def test_rows_that_are_not_rotated_stay() -> None:
+    assert interleaved_order(2, 6, 4) == (0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11)
+
+
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 4))
+def test_the_way_there_and_back_changes_nothing(heads: int, pairs: int, still: int) -> None:
+    rotated, head_dim = 2 * pairs, 2 * pairs + still
+    rows = np.arange(heads * head_dim)
+    there = rows[list(interleaved_order(heads, head_dim, rotated))]
+    assert (there[list(half_split_order(heads, head_dim, rotated))] == rows).all()
+    assert sorted(there) == list(rows)
+
+
+CONFIG_CHANGES: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
+
+
+def done_changes(step: Step, array: NDArray[Any]) -> NDArray[Any]:
+    """Return what a step makes of an array."""
+    tensor = DerivedTensor("made", step, [tensor_of(weights_of({"x": array}).source, "x")])
+    buffer = bytearray(tensor.info.nbytes)
+    tensor.read_into(0, memoryview(buffer))
+    return np.frombuffer(buffer, array.dtype).reshape(tensor.info.shape)
+
+
+@each("heads", ["heads", "kv_heads"])
+def test_grouped_heads_and_biases_go_both_ways(heads: str) -> None:
+    change, rows = RopeRows(heads), getattr(CONFIG_CHANGES, heads) * 4
+    for array in (np.arange(rows * 5).reshape(rows, 5), np.arange(rows)):
+        there = done_changes(change.to_gguf(CONFIG_CHANGES), array)
+        assert (there == rope_rows(array, getattr(CONFIG_CHANGES, heads))).all()
+        assert (done_changes(change.to_hugging_face(CONFIG_CHANGES), there) == array).all()
+
+
+def test_a_transposed_matrix_goes_both_ways() -> None:
+    array = np.arange(6).reshape(2, 3)
+    there = done_changes(TRANSPOSED.to_gguf(CONFIG_CHANGES), array)
+    assert (there == array.T).all()
+    assert (done_changes(TRANSPOSED.to_hugging_face(CONFIG_CHANGES), there) == array).all()
+
+
+def test_one_is_added_for_gguf_and_taken_away_on_the_way_back() -> None:
+    array = np.array([0.25, -0.5, 3], np.float32)
+    there = done_changes(PLUS_ONE.to_gguf(CONFIG_CHANGES), array)
+    assert there.tolist() == [1.25, 0.5, 4]
+    assert done_changes(PLUS_ONE.to_hugging_face(CONFIG_CHANGES), there).tolist() == array.tolist()
+
+
+# Tensors for multi-token prediction are found by their names, whatever the family.
+
+
+TRUNK = [f"model.layers.{number}.input_layernorm.weight" for number in range(2)]
+
+
+@each(
+    "names, stated, layers",
+    [
+        ([], 0, 0),
+        (["model.layers.2.eh_proj.weight"], 0, 1),
+        (["model.layers.2.eh_proj.weight", "model.layers.2.input_layernorm.weight"], 1, 1),
+        # Without such a tensor, a layer may be one that the config should count.
+        (["model.layers.2.input_layernorm.weight"], 1, 0),
+        (["model.layers.2.input_layernorm.weight", "model.layers.3.eh_proj.weight"], 1, 0),
+        (["blk.2.nextn.enorm.weight", "blk.3.nextn.hnorm.weight"], 0, 2),
+        # A layer does not follow the others.
+        (["model.layers.9.eh_proj.weight"], 0, 0),
+        (["model.layers.999999999.eh_proj.weight"], 0, 0),
+        (["mtp.fc.weight", "mtp.layers.0.input_layernorm.weight"], 0, 1),
+        (["model.mtp.layers.0.enorm.weight", "model.mtp.layers.1.enorm.weight"], 0, 2),
+        (["model.mtp_block.0.input_layernorm.weight"], 0, 1),
+        # In Nemotron-H, two layers with one mixer each are one.
+        (["mtp.layers.0.mixer.q_proj.weight", "mtp.layers.1.mixer.gate.weight"], 1, 1),
+        (["language_model.model.layers.2.eh_proj.weight"], 1, 1),
+        # A layer is lost, and another one is not.
+        (["model.mtp.layers.0.enorm.weight"], 3, 3),
+        # Layers of another part of the model have numbers of their own.
+        (["vision_tower.layers.2.eh_proj.weight"], 1, 0),
+        ([f"mtp.layers.{number}.enorm.weight" for number in range(99)], 0, MOST_LAYERS),
+    ],
+)
+def test_layers_are_counted(names: list[str], stated: int, layers: int) -> None:
+    found = MtpTensors.among([*TRUNK, *names], 2, stated)
+    assert found.layers == layers
+    assert found.names.keys() <= set(names)
+    assert len(found.names) == (MOST_LAYERS if layers == MOST_LAYERS else len(names) * bool(layers))
+    assert found.is_lost == (stated > 0 and not layers)
+
+
+@each("further", [2, 3])
+def test_a_gguf_with_no_other_layers_is_refused(further: int) -> None:
+    family = FAMILIES["glm4_moe"].load()
+    metadata = {
+        "general.architecture": MetadataValue("string", "glm4moe"),
+        "glm4moe.vocab_size": MetadataValue("u32", 8),
+        "glm4moe.context_length": MetadataValue("u32", 8),
+        "glm4moe.embedding_length": MetadataValue("u32", 8),
+        "glm4moe.block_count": MetadataValue("u32", 2),
+        "glm4moe.nextn_predict_layers": MetadataValue("u32", further),
+    }
+    with pytest.raises(ArchitectureError, match=r"`glm4moe\.block_count` is 2, but all of these"):
+        from_gguf(family, metadata, {}, "a.gguf")
+
+
+# No key of a family is read for nothing: a misspelled field would be lost unseen.
+
+
+# What of these is read follows from the kind of scaling.
+OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER, HEAD_MULTIPLIER)}
+# Sections of RoPE matter for images only.
+OF_ROPE |= {"ramp_between_pairs", "rope_sections"}
+# llama.cpp needs the number, from which nothing follows in Nemotron-H. In Gemma 4, the key matters
+# for images only.
+CARRIED = {"shared_count", "sees_ahead"}
+
+
+class Watched(dict[str, Any]):
+    """Fields that record which of them are asked for."""
+
+    def __init__(self, fields: Any, asked: set[str]) -> None:
+        super().__init__(fields)
+        self.asked = asked
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+def list_asked(family: Family) -> set[str]:
+    """Return the fields that others follow from, or that are checked."""
+    asked: set[str] = set()
+    document = {"model_type": next(iter(family.model_types)), **STATED.get(family.name, {})}
+    fields = from_hugging_face(family, document, "here").fields
+    rules = [rule for key in family.keys for rule in (key.default, key.gguf_default)]
+    for rule in (*rules, family.checked, family.unloaded):
+        with suppress(KeyError, TypeError, ValueError):  # some are of the other convention
+            if callable(rule):
+                rule(Watched(fields, asked))
+    return asked
+
+
+@each("name", FAMILIES)
+def test_every_key_is_a_field_of_the_config_or_says_something_of_one(name: str) -> None:
+    family = FAMILIES[name].load()
+    fields = {field.name for field in dataclasses.fields(load(family.config))}
+    assert family.blocks.keys() <= fields
+    asked = list_asked(family)
+    for key in family.keys:
+        kind = key.kind.kind if isinstance(key.kind, OrNone) else key.kind
+        is_refused = isinstance(kind, Exactly | LayersAlike | Unlimited) or (
+            isinstance(key.kind, WholeNumber) and (key.written is False or key.kind.most == 0)
+        )
+        follows = callable(key.default) or callable(key.gguf_default)
+        is_used = key.field in fields | asked or is_refused or follows
+        assert is_used or key.field in OF_ROPE | CARRIED, key

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
-    (
-        lambda _, n: n + 1.5,
-        r"float 1\.5 cannot be combined with int64\[2\], which stores only",
-    ),
+    (lambda _, n: n + 1.5, r"float 1\.5 cannot be combined with int64\[2\], which stores only"),
     (
         lambda x, _: x + "b!",
         r"add of float32\[3, 4\] \(in layers\.3\.mlp\): 'b!' is not a valid dimension name",
@@ -42,10 +39,7 @@ REFUSED: list[tuple[Callable[[Value, Value], Any], str]] = [
     (lambda *_: ops.range("a b"), "'a b' is not a valid dimension name"),
     (lambda *_: ops.dims("a b"), "'a b' is not a valid dimension name"),
     (lambda *_: ops.constant(1.5, DType.int64), "^constant .*may have a fraction"),
-    (
-        lambda x, n: ops.where(x > 0, n, 1.5),
-        r"^where of bool\[3, 4\] and int64\[2\] .*integers",
-    ),
+    (lambda x, n: ops.where(x > 0, n, 1.5), r"^where of bool\[3, 4\] and int64\[2\] .*integers"),
     (lambda x, _: (x > 0) == 1, r"1 cannot be combined with bool\[3, 4\]"),
     (
         lambda x, _: (x > 0) & Dim("batch"),

@@ -61,10 +61,7 @@ class Net(Module):
         self.layers = LayerList([make() for _ in range(3)])
 
 
-@each(
-    "make, expected",
-    [(Once, [1, 10, 100]), (Twice, [1, 100, 10000]), (Deep, [1, 10, 100])],
-)
+@each("make, expected", [(Once, [1, 10, 100]), (Twice, [1, 100, 10000]), (Deep, [1, 10, 100])])
 def test_a_subgraph_inside_of_one_for_all_layers_has_each_layers_weights(
     make: Callable[[], Module], expected: list[float]
 ) -> None:

@@ -78,8 +78,7 @@ def test_given_parts_must_be_of_whole_blocks() -> None:
     strategy = ShardingStrategy.given(Sharding("mine", parts))
     whole = weight(5, 64, strategy=strategy, quantization_encoding=Q8_0)
     with pytest.raises(
-        ShardingError,
-        match=r"would split blocks of 32 elements along axis 1 of `w`",
+        ShardingError, match=r"would split blocks of 32 elements along axis 1 of `w`"
     ):
         whole.shard(TWO)
     assert weight(5, 64, strategy=strategy).shard(TWO)[0].shape.sizes == (5, 40)

@@ -41,12 +41,9 @@ if TYPE_CHECKING:
 HEADS = {"self_attn.": "", "_proj": "", "query": "q", "key": "k", "value": "v"}
 FUSED = {"c_attn": "qkv", "c_proj": "o"}
 LLAMA = {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
+    "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "attn_implementation": "eager",
-}
+}  # fmt: skip
 
 
 class WithPositions(Module):

@@ -159,8 +159,7 @@ def test_a_strategy_for_another_number_of_devices_is_refused() -> None:
     block = Block()
     block.sharding_strategy = ShardingStrategy.rowwise(3)
     with pytest.raises(
-        GraphError,
-        match=r"the sharding strategy of `up\.weight` is for 3 devices, but got 2",
+        GraphError, match=r"the sharding strategy of `up\.weight` is for 3 devices, but got 2"
     ):
         block.shard(DEVICES)
 

@@ -296,10 +296,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, torch.Tensor]], dict[str, Any]]]
         },
         {},
     ),
-    "INT4 scaled": (
-        lambda: of_compressed(4) | {"l.weight_zero_point": torch.zeros(2, 2, 2)},
-        {},
-    ),
+    "INT4 scaled": (lambda: of_compressed(4) | {"l.weight_zero_point": torch.zeros(2, 2, 2)}, {}),
 }
 
 

@@ -95,12 +95,7 @@ def _one_huge(array: Any) -> Any:
 )
 @each("dtype", [np.float32, np.float16])
 def test_a_mistake_is_named(
-    tmp_path: Path,
-    name: str,
-    change: Callable[[Any], Any],
-    cause: str,
-    text: str,
-    dtype: type,
+    tmp_path: Path, name: str, change: Callable[[Any], Any], cause: str, text: str, dtype: type
 ) -> None:
     changed = change(HEALTHY[name].copy()).astype(dtype)
     (problem,) = problems_of(tmp_path, {name: changed})

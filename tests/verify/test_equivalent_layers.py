@@ -249,8 +249,7 @@ def experts_in_another_order(files: Files) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    cases({"llama": ("gguf", "directory"), "mistral": ("gguf",), "mixtral": ()}),
+    ("name", "form"), cases({"llama": ("gguf", "directory"), "mistral": ("gguf",), "mixtral": ()})
 )
 def test_the_permutation_of_rotated_rows(
     name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]

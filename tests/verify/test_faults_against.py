@@ -192,8 +192,7 @@ def test_a_fault_of_a_block_is_named_by_its_own_cause_or_none(
     case, of_kind = KINDS[kind]
     sound = make_checkpoint(case, crossed).path
     whole = once(
-        sound.with_name("model.gguf"),
-        lambda half: convert(sound, half, to="gguf", dtype="f32"),
+        sound.with_name("model.gguf"), lambda half: convert(sound, half, to="gguf", dtype="f32")
     )
     files = faults.read(whole)
     where = of_kind[fault].hurt(files)
