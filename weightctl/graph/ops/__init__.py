@@ -6,7 +6,7 @@ subgraphs and decodes quantized weights.
 
 To add an operation, write the three functions and an `Op` of the last two in the module of its
 kind, import the first below, and add the record to `_RECORDS`. A test requires examples of values,
-types and errors for every operation in `tests/support/op_examples.py`. A function that differs from
+types and errors for every operation in `tests/graph/op_examples.py`. A function that differs from
 others only in torch's function is part of `unary`, `arithmetic`, `comparison` or `reduce`.
 """
 

@@ -77,7 +77,7 @@ class ExtendedPackage:
 
     @cached_property
     def _process(self) -> subprocess.Popen[str]:
-        paths = (str(self._folder), str(Path(__file__).parent))
+        paths = (str(self._folder), str(ROOT / "tests" / "support"))
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
             stdin=subprocess.PIPE,
