@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import pytest
 import torch
+from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
 from safetensors.torch import load_file, save_file
 
 import weightctl
-from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
 from each import usual
 from weightctl.errors import ArchitectureError
 from weightctl.verify.checking import verify

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import torch
+from engine_graphs import F32, loaded, numbers
 
 from arrays import stored, weights_of
 from each import each
-from engine_graphs import F32, loaded, numbers
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.codecs import transcode

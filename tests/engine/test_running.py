@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-
-from arrays import stored
-from each import each
 from engine_graphs import (
     F32,
     counted,
@@ -19,6 +16,9 @@ from engine_graphs import (
     stack_in_numpy,
     stack_weights,
 )  # fmt: skip
+
+from arrays import stored
+from each import each
 from weightctl import DType, open_weights
 from weightctl.graph import Dim, Graph, TensorType, Weight, ops
 

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoConfig
@@ -23,7 +24,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3 import Phi3Config
 
 import small_models
-from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from each import each
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, GraphError

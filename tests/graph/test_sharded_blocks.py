@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sharded_weights import F32, TWO, shards_of, weight
 
 from each import each
-from sharded_weights import F32, TWO, shards_of, weight
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EncodingError, ShardingError
 from weightctl.graph import ShardingStrategy, Weight

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch_layers import difference, numbers, seeded, taken
 from transformers import BertConfig, Gemma2Config, GPT2Config, LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.bert.modeling_bert import BertSelfAttention
@@ -21,7 +22,6 @@ from transformers.pytorch_utils import Conv1D
 from each import each
 from rows import in_blocks
 from runs import run
-from torch_layers import difference, numbers, seeded, taken
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
 from weightctl.nn import Module

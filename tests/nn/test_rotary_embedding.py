@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from torch_layers import difference, numbers
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
@@ -12,7 +13,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from each import each
 from runs import run
-from torch_layers import difference, numbers
 from weightctl.errors import GraphError
 from weightctl.families.rope_scaling import inverse_frequencies
 from weightctl.graph import ops

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from cut_models import gguf_llama, held, with_bytes
 from safetensors.torch import load_file, save_file
 
-from cut_models import gguf_llama, held, with_bytes
 from each import each
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from sharded_files import shard_bytes, whole_bytes, write_shards
