@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import transformers
+from libmtmd import encode_audio, encode_image
 from safetensors.torch import load_file
+from tower_converter import as_intern, convert_towers, find_differing
 
 from each import usual
-from libmtmd import encode_audio, encode_image
 from multimodal import (
     CASES,
     SPEECH_CASES,
@@ -21,7 +22,6 @@ from multimodal import (
     make_speech,
 )
 from once import once, shared
-from tower_converter import as_intern, convert_towers, find_differing
 from weightctl import convert
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
 from each import each
-from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.dtype import ENCODINGS

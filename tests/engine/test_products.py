@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
-
-from each import each
 from engine_graphs import CPU, F32, loaded, numbers, ran
+
+from arrays import stored, weights_of
+from each import each
+from graphics import on_a_gpu
 from rows import in_blocks
-from weightctl import DType, QuantizationEncoding
-from weightctl.engine import InferenceSession, products
+from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
+from weightctl.engine import InferenceSession, forms, products, schedule
 from weightctl.engine.bound_weights import BoundWeights
+from weightctl.engine.devices import exact_products
 from weightctl.engine.forms import WeightForm
 from weightctl.engine.stored import InMemory, to_stored_weight
 from weightctl.errors import EngineError
-from weightctl.graph import Graph, TensorType, Weight
-from weightctl.graph.ops.lowering import dtype_of
+from weightctl.graph import Graph, TensorType, Weight, ops
+from weightctl.graph.ops import device_blocks, lowering
+from weightctl.graph.ops.device_blocks import decode_there, decodes_on
+from weightctl.graph.ops.lowering import dtype_of, torch_dtype
 from weightctl.nn import Linear
+from weightctl.plan.cast import cast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from weightctl import Weights
+
 
 Q8_0, Q4_0 = QuantizationEncoding.Q8_0, QuantizationEncoding.Q4_0
 
@@ -156,3 +175,215 @@ def test_products_of_many_rows_are_those_of_torch() -> None:
     x = numbers(300, 64, seed=1)
     found = ran(multiplying(11, 64, Q8_0), x, registry={"w": data})
     np.testing.assert_allclose(found, x @ held.T, rtol=1e-5, atol=1e-5)
+
+
+# Products on a GPU are as exact as the dtypes of the graph, whatever the process has set.
+
+
+MATMUL: Any = torch.backends.cuda.matmul
+CONVOLUTIONS: Any = torch.backends.cudnn
+SHORT = ["allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"]
+
+
+def settings() -> list[Any]:
+    return [*(getattr(MATMUL, name) for name in SHORT), torch.get_float32_matmul_precision()]
+
+
+def test_sums_are_in_float32_within_and_as_before_after() -> None:
+    before = settings()
+    with exact_products():
+        assert [getattr(MATMUL, name) for name in SHORT] == [False, False]
+        if hasattr(MATMUL, "fp32_precision"):
+            assert MATMUL.fp32_precision == CONVOLUTIONS.conv.fp32_precision == "ieee"
+    assert settings() == before
+
+
+def test_the_settings_are_restored_after_an_error() -> None:
+    before = settings()
+    with pytest.raises(ValueError, match="by itself"), exact_products():
+        raise ValueError("by itself")
+    assert settings() == before
+
+
+def test_a_process_may_have_used_the_older_settings() -> None:
+    program = (
+        "import torch\n"
+        "from weightctl.engine.devices import exact_products\n"
+        "torch.backends.cuda.matmul.allow_tf32 = True\n"
+        "with exact_products():\n"
+        "    pass\n"
+        "assert torch.backends.cuda.matmul.allow_tf32\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@on_a_gpu
+def test_products_on_a_gpu_are_exact_also_if_the_process_allows_tf32() -> None:
+    gpu = DeviceRef.GPU(0)
+    with Graph("product", [TensorType(F32, (64, 4096), gpu)]) as graph:
+        (x,) = graph.inputs
+        graph.output(x @ x.T)
+    x = numbers(64, 4096)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        (found,) = InferenceSession([gpu]).load(graph).execute(x)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found.to_numpy(), wide @ wide.T, rtol=1e-5, atol=1e-2)
+
+
+@on_a_gpu
+def test_sums_of_bfloat16_on_a_gpu_are_in_float32() -> None:
+    gpu = DeviceRef.GPU(0)
+    count = 1 << 16
+    kind = TensorType(DType.bfloat16, (1, count), gpu)
+    with Graph("product", [kind, kind]) as graph:
+        left, right = graph.inputs
+        graph.output(left @ right.T)
+    ones = torch.ones(1, count, dtype=torch.bfloat16)
+    (found,) = InferenceSession([gpu]).load(graph).execute(ones, ones)
+    assert float(torch.from_dlpack(found).float().cpu()) == count
+
+
+# Blocks that a GPU decodes have the values of the codecs; the CPU stands in for the GPU here.
+
+
+Array = np.ndarray[Any, Any]
+GPU = DeviceRef.GPU(0)
+NAMES = list(device_blocks._DECODERS)
+DTYPES = [DType.float32, DType.bfloat16, DType.float16]
+
+
+def any_bytes(name: str, rows: int, blocks: int) -> Array:
+    size = ENCODINGS[name].size * blocks
+    return np.random.default_rng(blocks).integers(0, 256, (rows, size), np.uint8)
+
+
+def same(found: torch.Tensor, raw: Array, name: str, dtype: DType) -> None:
+    expected = transcode(raw, ENCODINGS[name], dtype.encoding).raw
+    wanted = torch.from_numpy(expected).view(found.dtype)
+    unknown = wanted.isnan()
+    assert torch.equal(found.isnan(), unknown)
+    assert torch.equal(
+        found.view(torch.uint8).reshape(*wanted.shape, -1)[~unknown],
+        wanted.view(torch.uint8).reshape(*wanted.shape, -1)[~unknown],
+    )
+
+
+@each("dtype", DTYPES, ids=str)
+@each("name", NAMES)
+def test_any_bytes_give_the_bytes_of_the_codec(name: str, dtype: DType) -> None:
+    raw = any_bytes(name, 3, 700)
+    same(decode_there(torch.from_numpy(raw), ENCODINGS[name], torch_dtype(dtype)), raw, name, dtype)
+
+
+def test_long_tensors_are_decoded_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = any_bytes("Q4_K", 5, 7)
+    sizes: list[int] = []
+    decode: Any = device_blocks._DECODERS["Q4_K"]
+    monkeypatch.setattr(device_blocks, "_AREA", 3 * 256)
+    monkeypatch.setitem(
+        device_blocks._DECODERS, "Q4_K", lambda part: sizes.append(len(part)) or decode(part)
+    )
+    found = decode_there(torch.from_numpy(raw), ENCODINGS["Q4_K"], torch.float32)
+    same(found, raw, "Q4_K", DType.float32)
+    assert max(sizes) == 3
+    assert sum(sizes) == 35
+
+
+def test_no_blocks_have_no_values() -> None:
+    blocks = torch.zeros((0, 144), dtype=torch.uint8)
+    assert decode_there(blocks, ENCODINGS["Q4_K"], torch.float32).shape == (0, 256)
+
+
+def test_the_cpu_has_the_codecs_and_a_gpu_what_it_can_decode() -> None:
+    assert not decodes_on("cpu", ENCODINGS["Q4_K"])
+    assert decodes_on("gpu", ENCODINGS["Q4_K"])
+    assert not decodes_on("gpu", ENCODINGS["IQ2_XXS"])
+    assert not decodes_on("gpu", ENCODINGS["F32"])
+
+
+def table(name: str, folder: Path) -> Weights:
+    plan = Plan.copy(weights_of({"w.weight": numbers(8, 256)}), "gguf")
+    save(cast(plan, ENCODINGS[name]), folder / "a.gguf")
+    return open_weights(folder / "a.gguf")
+
+
+def reading(name: str, device: DeviceRef) -> Graph:
+    """Return a graph that reads a quantized weight as a whole, as a matrix, and by its rows."""
+    with Graph("readers", [TensorType(F32, (2, 256), device)]) as graph:
+        (x,) = graph.inputs
+        weight = Weight("w.weight", F32, (8, 256), device, QuantizationEncoding(name))
+        rows = ops.embedding(weight, ops.constant([1, 7, 1], device=device))
+        graph.output(weight * 1.0, x @ weight.T, rows)
+    return graph
+
+
+@each("resident", [False, True])
+@each("name", ["Q4_K", "MXFP4"])
+def test_graphs_decode_on_their_device(
+    name: str, resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, x = table(name, tmp_path), numbers(2, 256, seed=1)
+    expected = loaded(reading(name, CPU), tree).execute(x)
+    decoded: list[int] = []
+
+    def decode(blocks: torch.Tensor, *given: Any) -> torch.Tensor:
+        decoded.append(blocks.numel())
+        return decode_there(blocks, *given)
+
+    for module in (forms, schedule, lowering):
+        monkeypatch.setattr(module, "decodes_on", lambda _, encoding: decodes_on("gpu", encoding))
+    monkeypatch.setattr(lowering, "decode_there", decode)
+    found = loaded(reading(name, CPU), tree, resident=resident).execute(x)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.to_numpy(), other.to_numpy())
+    assert len(decoded) >= 2
+
+
+@on_a_gpu
+@each("dtype", DTYPES, ids=str)
+@each("name", NAMES)
+def test_any_bytes_on_a_gpu_give_the_bytes_of_the_codec(name: str, dtype: DType) -> None:
+    raw = any_bytes(name, 3, 700)
+    found = decode_there(torch.from_numpy(raw).cuda(), ENCODINGS[name], torch_dtype(dtype))
+    same(found.cpu(), raw, name, dtype)
+
+
+@on_a_gpu
+@each("resident", [False, True])
+@each("name", [*NAMES, "Q3_K", "IQ4_XS"])
+def test_graphs_on_a_gpu_read_blocks(name: str, resident: bool, tmp_path: Path) -> None:
+    tree, x = table(name, tmp_path), numbers(2, 256, seed=1)
+    expected = loaded(reading(name, CPU), tree).execute(x)
+    session = InferenceSession([CPU, GPU])
+    found = session.load(reading(name, GPU), tree, resident=resident).execute(x)
+    for one, other, near in zip(found, expected, (0, 1e-5, 0), strict=True):
+        assert one.device == GPU
+        np.testing.assert_allclose(one.to_numpy(), other.to_numpy(), rtol=near, atol=10 * near)
+
+
+@on_a_gpu
+@each("name", ["Q4_K", "F8_E4M3"])
+def test_a_gpu_keeps_quantized_weights_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    rows, width = 2048, 4096
+    encoding = ENCODINGS[name]
+    if name == "Q4_K":
+        plan = Plan.copy(weights_of({"w.weight": numbers(rows, width)}), "gguf")
+        save(cast(plan, encoding), tmp_path / "a.gguf")
+        tree = open_weights(tmp_path / "a.gguf")
+    else:
+        values = numbers(rows, width).astype(ml_dtypes.float8_e4m3fn)
+        tree = open_weights(stored(tmp_path / "a.safetensors", **{"w.weight": values}))
+    with Graph("product", [TensorType(F32, (2, width), GPU)]) as graph:
+        blocks = QuantizationEncoding.Q4_K if name == "Q4_K" else None
+        graph.output(graph.inputs[0] @ Weight("w.weight", F32, (rows, width), GPU, blocks).T)
+    before = torch.cuda.memory_allocated()
+    model = InferenceSession([GPU]).load(graph, tree, resident=True)
+    held = torch.cuda.memory_allocated() - before
+    assert held < 1.1 * encoding.nbytes((rows, width))
+    model.execute(numbers(2, width))

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small_models
-from arrays import weights_of
+from arrays import rope_rows, weights_of
 from each import each
-from small_models import rope_rows
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import FAMILIES

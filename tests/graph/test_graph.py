@@ -1,15 +1,29 @@
+""""""
+
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
+from each import each
+from weightctl import Buffer
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
+from weightctl.engine import InferenceSession
 from weightctl.errors import EncodingError, GraphError
 from weightctl.graph import Dim, Graph, Shape, TensorType, TensorValue, Value, Weight, ops
+from weightctl.graph.ops.unary import lower_print
 from weightctl.graph.scope import module_path
+from weightctl.nn import LayerList, Linear, Module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 FLOATS = TensorType(DType.float32, ("batch", 256))
 
@@ -293,3 +307,520 @@ def test_a_call_gives_what_the_subgraph_gives_for_the_sizes_of_its_arguments() -
         assert ops.call(block, y, prefix="layers.1.")[0].shape == (7, 3)
     assert "weight(<prefix>w)" in str(graph)
     assert "call block(%0, prefix=layers.0.)" in str(graph)
+
+
+# Subgraphs in the place of their calls.
+
+
+def f32(*shape: Dim | str | int) -> TensorType:
+    return TensorType(DType.float32, shape)
+
+
+def doubled(graph: Graph, *shape: Dim | str | int, prefix: str = "") -> Graph:
+    """Return a subgraph that gives its input twice, one after the other."""
+    made = graph.add_subgraph("doubled", [f32(*shape)], prefix)
+    with made:
+        (x,) = made.inputs
+        made.output(ops.concat([x, x]))
+    return made
+
+
+def test_a_call_gives_the_outputs_with_the_callers_dimensions() -> None:
+    with Graph("outer", [f32("batch", 4)]) as graph:
+        (result,) = ops.call(doubled(graph, "rows", "columns"), graph.inputs[0])
+    assert result.type == f32(Dim("batch") * 2, 4)
+    assert result.graph is graph
+
+
+def test_lists_of_values_are_taken_apart() -> None:
+    with Graph("outer", [f32(2), f32(3)]) as graph:
+        pair = graph.add_subgraph("pair", [f32("a"), f32("b"), f32("a")])
+        with pair:
+            pair.output(*pair.inputs)
+        first, second = graph.inputs
+        results = ops.call(pair, first, [second, (first,)])
+    assert [result.type for result in results] == [f32(2), f32(3), f32(2)]
+
+
+def test_a_name_stands_for_one_size_in_all_inputs() -> None:
+    with Graph("outer", [f32(2), f32(3)]) as graph:
+        same = graph.add_subgraph("same", [f32("n"), f32("n")])
+        with same:
+            same.output(same.inputs[0] + same.inputs[1])
+        with pytest.raises(
+            GraphError,
+            match=r"input 1 of subgraph `same` must be float32\[n\], with n = 2, not float32\[3\]",
+        ):
+            ops.call(same, *graph.inputs)
+
+
+def test_arithmetic_on_names_must_come_out() -> None:
+    with Graph("outer", [f32("n"), f32(Dim("n") * 2), f32(Dim("n") * 3)]) as graph:
+        made = graph.add_subgraph("made", [f32(Dim("m") * 2), f32("m")])
+        with made:
+            made.output(made.inputs[0])
+        one, two, three = graph.inputs
+        assert ops.call(made, two, one)[0].type == two.type
+        with pytest.raises(GraphError, match=r"3\*n"):
+            ops.call(made, three, one)
+
+
+@each("given", [(), (2, 2), (2, 5)], ids=str)
+def test_arguments_of_other_types_are_refused_with_both(given: tuple[int, ...]) -> None:
+    with Graph("outer", [f32(*given)]) as graph:
+        subgraph = doubled(graph, "n", 4)
+        with pytest.raises(GraphError) as refusal:
+            ops.call(subgraph, graph.inputs[0])
+    assert f"must be {f32('n', 4)}" in str(refusal.value)
+    assert f"call of {f32(*given)}" in str(refusal.value)
+
+
+def test_another_number_of_arguments_is_refused() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        subgraph = doubled(graph, "n")
+        with pytest.raises(GraphError, match="takes 1 input, but was called with 2"):
+            ops.call(subgraph, graph.inputs * 2)
+
+
+def test_a_subgraph_without_outputs_is_refused() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        empty = graph.add_subgraph("empty", [])
+        with pytest.raises(GraphError, match="has no outputs"):
+            ops.call(empty)
+
+
+def test_the_subgraph_of_another_graph_is_refused() -> None:
+    with Graph("other") as other:
+        subgraph = doubled(other, "n")
+    with (
+        Graph("outer", [f32(2)]) as graph,
+        pytest.raises(GraphError, match="`doubled` is not a subgraph of graph `outer`"),
+    ):
+        ops.call(subgraph, graph.inputs[0])
+
+
+def test_a_graph_cannot_call_itself() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        inner = graph.add_subgraph("inner", [f32(2)])
+        with inner, pytest.raises(GraphError, match="`inner` cannot call itself"):
+            ops.call(inner, inner.inputs[0])
+
+
+def test_a_subgraph_may_call_its_neighbor() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        first = doubled(graph, "n")
+        second = graph.add_subgraph("second", [f32("m")])
+        with second:
+            (result,) = ops.call(first, second.inputs[0])
+    assert result.type == f32(Dim("m") * 2)
+
+
+def test_a_prefix_is_kept_as_it_was_given() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        ops.call(doubled(graph, "n", prefix="layers.0."), graph.inputs[0], prefix="layers.3.")
+    attributes = graph.nodes[-1].attributes
+    assert (attributes["prefix"], attributes["is_placeholder"]) == ("layers.3.", False)
+
+
+def test_a_prefix_inside_of_a_subgraph_stays_open_as_that_does() -> None:
+    with Graph("outer", [f32(2)]) as graph:
+        inner = doubled(graph, "n")
+        layer = graph.add_subgraph("layer", [f32(2)], "layers.0.")
+        with layer:
+            ops.call(inner, layer.inputs[0], prefix="layers.0.mlp.")
+            ops.call(inner, layer.inputs[0], prefix="shared.")
+    open_prefix, fixed = (node.attributes for node in layer.nodes[-2:])
+    assert (open_prefix["prefix"], open_prefix["is_placeholder"]) == ("mlp.", True)
+    assert (fixed["prefix"], fixed["is_placeholder"]) == ("shared.", False)
+
+
+def test_a_weight_may_be_an_argument() -> None:
+    with Graph("outer") as graph:
+        (result,) = ops.call(doubled(graph, "n"), Weight("w", DType.float32, (5,)))
+    assert result.type == f32(10)
+
+
+# Subgraphs in subgraphs: which weights they use, and which graphs may call which.
+
+
+PAIR = TensorType(DType.float32, [1, 2])
+
+
+def scales(names: list[str]) -> dict[str, Any]:
+    return {name: np.eye(2, dtype=np.float32) * 10**i for i, name in enumerate(names)}
+
+
+def first_numbers(graph: Graph, registry: dict[str, Any]) -> list[float]:
+    outputs = InferenceSession().load(graph, registry).execute(np.ones((1, 2), np.float32))
+    return [float(output.to_numpy()[0, 0]) for output in outputs]
+
+
+class Once(Module):
+    """A layer that is a subgraph of its own, called once."""
+
+    def __init__(self) -> None:
+        self.linear = Linear(2, 2)
+
+    def __call__(self, x: Value) -> Value:
+        inner = self.linear.build_subgraph("linear", [x.type])
+        return ops.call(inner, x)[0]
+
+
+class Twice(Once):
+    def __call__(self, x: Value) -> Value:
+        inner = self.linear.build_subgraph("linear", [x.type])
+        return ops.call(inner, ops.call(inner, x)[0])[0]
+
+
+class Deep(Module):
+    """A layer whose subgraph has a subgraph, which has one."""
+
+    def __init__(self) -> None:
+        self.once = Once()
+
+    def __call__(self, x: Value) -> Value:
+        return ops.call(self.once.build_subgraph("once", [x.type]), x)[0]
+
+
+class Net(Module):
+    def __init__(self, make: Callable[[], Module]) -> None:
+        self.layers = LayerList([make() for _ in range(3)])
+
+
+@each("make, expected", [(Once, [1, 10, 100]), (Twice, [1, 100, 10000]), (Deep, [1, 10, 100])])
+def test_a_subgraph_inside_of_one_for_all_layers_has_each_layers_weights(
+    make: Callable[[], Module], expected: list[float]
+) -> None:
+    net = Net(make)
+    registry = scales(list(net.raw_state_dict()))
+    net.load_state_dict(registry)
+    with Graph("net", [PAIR]) as graph:
+        block = net.layers[0].build_subgraph("block", [PAIR], weight_prefix="layers.0.")
+        results = [ops.call(block, graph.inputs[0], prefix=f"layers.{i}.") for i in range(3)]
+        graph.output(*[result for (result,) in results])
+    assert first_numbers(graph, registry) == expected
+
+
+def test_a_layer_in_no_model_may_hold_subgraphs_too() -> None:
+    layer = Deep()
+    with Graph("net", [PAIR]) as graph:
+        block = layer.build_subgraph("block", [PAIR], weight_prefix="layers.0.")
+        results = [ops.call(block, graph.inputs[0], prefix=f"layers.{i}.") for i in range(3)]
+        graph.output(*[result for (result,) in results])
+    names = [f"layers.{i}.once.linear.weight" for i in range(3)]
+    assert first_numbers(graph, scales(names)) == [1, 10, 100]
+
+
+def block_with_part(
+    graph: Graph, part_prefix: str, weight: str, prefix: str = ""
+) -> tuple[Graph, Graph]:
+    """Return a subgraph for layers, and one in it that uses a weight."""
+    with graph.add_subgraph("block", [PAIR], "layers.0.") as block:
+        with block.add_subgraph("part", [PAIR], part_prefix) as part:
+            part.output(part.inputs[0] @ Weight(weight, DType.float32, (2, 2)))
+        block.output(*ops.call(part, block.inputs[0], prefix=prefix))
+    return block, part
+
+
+def test_a_part_may_have_a_longer_prefix_than_its_block() -> None:
+    with Graph("net", [PAIR]) as graph:
+        block, _ = block_with_part(graph, "layers.0.up.", "layers.0.up.w", "layers.0.up.")
+        graph.output(*ops.call(block, graph.inputs[0], prefix="layers.1."))
+    assert first_numbers(graph, scales(["layers.0.up.w", "layers.1.up.w"])) == [10]
+
+
+def test_a_weight_that_all_layers_share_keeps_its_name_in_subgraphs_of_subgraphs() -> None:
+    with Graph("net", [PAIR]) as graph:
+        block, _ = block_with_part(graph, "", "shared.w")
+        graph.output(*ops.call(block, graph.inputs[0], prefix="layers.1."))
+    assert first_numbers(graph, scales(["layers.0.up.w", "shared.w"])) == [10]
+
+
+def test_a_weight_of_the_block_in_a_part_with_another_prefix_is_refused() -> None:
+    with (
+        Graph("net", [PAIR]) as graph,
+        pytest.raises(
+            GraphError, match=r"`part` uses the fixed name `layers\.0\.w`, so every call of `block`"
+        ),
+    ):
+        block_with_part(graph, "layers.0.up.", "layers.0.w", "layers.0.up.")
+
+
+def test_a_part_built_outside_of_its_block_is_refused_where_it_would_be_of_one_layer() -> None:
+    with Graph("net", [PAIR]) as graph:
+        with graph.add_subgraph("part", [PAIR]) as part:
+            part.output(part.inputs[0] @ Weight("layers.0.w", DType.float32, (2, 2)))
+        with (
+            graph.add_subgraph("block", [PAIR], "layers.0.") as block,
+            pytest.raises(
+                GraphError, match=r"uses the fixed name `layers\.0\.w`, so every call of `block`"
+            ) as caught,
+        ):
+            ops.call(part, block.inputs[0])
+    assert "weight_prefix" in caught.value.hint
+
+
+def test_weights_that_are_placeholders_need_a_prefix() -> None:
+    with Graph("net", [PAIR]) as graph:
+        block, _ = block_with_part(graph, "", "layers.0.w")
+        with pytest.raises(GraphError, match=r"^call of float32\[1, 2\].*no prefix") as caught:
+            ops.call(block, graph.inputs[0])
+    assert "supply a matching prefix, such as `ops.call(..., prefix" in caught.value.hint
+
+
+def test_a_prefix_that_changes_no_name_is_refused() -> None:
+    with Graph("net", [PAIR]) as graph:
+        with graph.add_subgraph("block", [PAIR]) as block:
+            block.output(block.inputs[0] @ Weight("layers.0.w", DType.float32, (2, 2)))
+        with pytest.raises(
+            GraphError, match=r"have full names, so the prefix `layers\.1\.` has no effect"
+        ):
+            ops.call(block, graph.inputs[0], prefix="layers.1.")
+
+
+@each("is_outer_first", [False, True])
+def test_two_weights_of_one_name_are_refused_across_subgraphs(*, is_outer_first: bool) -> None:
+    first, second = (Weight("w", DType.float32, [1, size]) for size in (1, 2))
+    with Graph("net", [PAIR]) as graph:
+        if is_outer_first:
+            graph.add_weight(first)
+        with graph.add_subgraph("one", [PAIR]) as one:
+            if not is_outer_first:
+                one.add_weight(first)
+        with (
+            graph.add_subgraph("two", [PAIR]) as two,
+            pytest.raises(
+                GraphError, match=r"and `two` are named `w`: float32\[1, 1\] and float32\[1, 2\]"
+            ),
+        ):
+            two.add_weight(second)
+
+
+def test_one_weight_may_be_used_in_several_subgraphs() -> None:
+    weight = Weight("w", DType.float32, (2, 2))
+    with Graph("net", [PAIR]) as graph:
+        for name in ("one", "two"):
+            with graph.add_subgraph(name, [PAIR]) as subgraph:
+                subgraph.add_weight(weight)
+        graph.add_weight(weight)
+    assert list(graph.weights_by_name) == ["w"]
+
+
+def test_placeholders_of_different_subgraphs_may_have_one_name() -> None:
+    with Graph("net", [PAIR]) as graph:
+        for name in ("one", "two"):
+            with graph.add_subgraph(name, [PAIR], "layers.0.") as subgraph:
+                subgraph.add_weight(Weight("layers.0.w", DType.float32, (2, 2)))
+        graph.add_weight(Weight("layers.0.w", DType.float32, (2, 2)))
+    assert len(graph.subgraphs) == 2
+
+
+def test_graphs_that_call_each_other_are_refused() -> None:
+    with Graph("net", [PAIR]) as graph:
+        first, second = (graph.add_subgraph(name, [PAIR]) for name in ("first", "second"))
+        with first:
+            first.output(first.inputs[0])
+        with second:
+            second.output(*ops.call(first, second.inputs[0]))
+        with first, pytest.raises(GraphError, match="`second` calls graph `first`"):
+            ops.call(second, first.inputs[0])
+
+
+@each("given", [5, None, "block"])
+def test_what_is_not_a_graph_is_not_called(given: Any) -> None:
+    with Graph("net", [PAIR]) as graph, pytest.raises(GraphError, match="is not a graph"):
+        ops.call(given, graph.inputs[0])
+
+
+# Numbers that are known when a graph is built.
+
+
+def data_of(value: Any, dtype: DType | None = None) -> Buffer:
+    with Graph("constants") as graph:
+        ops.constant(value, dtype)
+    data = graph.nodes[-1].attributes["data"]
+    assert isinstance(data, Buffer)
+    return data
+
+
+@each(
+    "value, dtype",
+    [
+        (True, DType.bool),
+        (3, DType.int64),
+        (0.5, DType.float32),
+        ([1, 2], DType.int64),
+        ([[1.0], [2.0]], DType.float32),
+        (np.float64(2), DType.float64),
+        (np.array([1, 2], np.int16), DType.int16),
+        (np.array([1], ml_dtypes.bfloat16), DType.bfloat16),
+        (torch.ones(2, dtype=torch.bfloat16), DType.bfloat16),
+        (Buffer.from_numpy(np.ones(2, np.uint8)), DType.uint8),
+    ],
+    ids=str,
+)
+def test_a_constant_without_a_dtype_has_the_one_of_its_numbers(value: Any, dtype: DType) -> None:
+    assert data_of(value).dtype is dtype
+
+
+def test_a_constant_takes_the_dtype_that_is_asked_for() -> None:
+    data = data_of([[1, 2], [3, 4]], DType.bfloat16)
+    assert data.dtype is DType.bfloat16
+    np.testing.assert_array_equal(data.to_numpy().astype(np.int64), [[1, 2], [3, 4]])
+
+
+def test_an_empty_list_is_of_any_dtype() -> None:
+    assert data_of([]).dtype is DType.float32
+    assert data_of([], DType.int64).dtype is DType.int64
+
+
+def test_a_number_is_rounded_once_to_the_dtype() -> None:
+    assert data_of(0.1, DType.float64).to_numpy() == 0.1
+    assert data_of(0.1, DType.float16).to_numpy() == np.float16(0.1)
+
+
+@each(
+    "value, dtype",
+    [
+        (1.0, DType.int32),
+        (300, DType.uint8),
+        (1, DType.bool),
+        (70000.0, DType.float16),
+        ([1e300, 0.0], None),
+        (1000, DType.float8_e4m3fn),
+        (np.complex64(1j), DType.float32),
+    ],
+)
+def test_a_number_that_does_not_fit_its_dtype_is_refused(value: Any, dtype: DType | None) -> None:
+    with pytest.raises(
+        GraphError, match=f"cannot be converted to {(dtype or DType.float32).value}"
+    ):
+        data_of(value, dtype)
+
+
+@each("value", ["text", [[1], [2, 3]], 2**70, [object()], np.array("text")])
+def test_what_is_not_an_array_of_numbers_is_refused(value: Any) -> None:
+    with pytest.raises(GraphError, match="constant: "):
+        data_of(value)
+
+
+def test_an_array_that_changes_later_leaves_the_graph_as_it_was() -> None:
+    array = np.zeros(2, np.float32)
+    data = data_of(array)
+    array[:] = 1
+    np.testing.assert_array_equal(data.to_numpy(), [0, 0])
+
+
+def test_a_constant_is_on_a_device_and_its_numbers_are_not_moved_yet() -> None:
+    with Graph("constants") as graph:
+        value = ops.constant([1.0], device=DeviceRef.GPU(3))
+    assert str(value.type) == "float32[1] on gpu:3"
+    assert graph.nodes[-1].attributes["data"].device == DeviceRef.CPU()
+
+
+@each("value, shape", [("batch", ()), (Dim("batch") * 2, ()), (Shape(("batch", 3)), (2,))])
+def test_dimensions_are_values_whose_names_stay_open(value: Any, shape: tuple[int, ...]) -> None:
+    with Graph("sizes") as graph:
+        size = ops.dims(value)
+    assert (size.dtype, size.shape) == (DType.int64, shape)
+    assert graph.nodes[-1].attributes["dims"] == value
+
+
+# Values are printed when a graph runs.
+
+
+def printed(tensor: torch.Tensor, label: str, capsys: pytest.CaptureFixture[str]) -> str:
+    passed = lower_print(tensor, label=label)
+    assert passed is tensor
+    captured = capsys.readouterr()
+    assert not captured.err
+    return captured.out
+
+
+def test_label_dtype_and_shape_stand_above_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    tensor = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+    assert printed(tensor, "ids", capsys) == "ids: int32[2, 2]\n[[1 2]\n [3 4]]\n"
+
+
+def test_without_a_label_the_dtype_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(torch.tensor(1.5), "", capsys) == "float32[]\n1.5\n"
+
+
+def test_numbers_of_types_that_numpy_lacks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        shown = printed(torch.tensor([0.5, -2]).to(dtype), "", capsys)
+        assert shown == f"{str(dtype).removeprefix('torch.')}[2]\n[ 0.5 -2. ]\n"
+
+
+def test_long_values_are_abridged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "..." in printed(torch.zeros(100_000), "", capsys)
+
+
+# Weights as graphs take them: as they are when they are first used.
+
+
+def test_a_weight_that_is_changed_after_its_use_stays_what_it_was_in_that_graph() -> None:
+    weight = Weight("w", DType.float32, (2,))
+    with Graph("before") as graph:
+        graph.output(weight + 1.0)
+        with pytest.warns(
+            UserWarning, match="keep `w` with dtype DType.float32; .* use DType.float64"
+        ):
+            weight.dtype = DType.float64
+        with pytest.warns(UserWarning, match=r"keep `w` with shape \[2\]; .* use \[3, 2\]"):
+            weight.shape = (3, 2)
+        assert (weight + 1.0).type == TensorType(DType.float32, [2])
+    weight.name = "v"
+    with Graph("after") as other:
+        assert (weight + 1.0).type == TensorType(DType.float64, [3, 2])
+    assert list(graph.weights_by_name) == ["w"]
+    assert list(other.weights_by_name) == ["v"]
+    loaded = InferenceSession().load(graph, {"w": np.array([1, 2], np.float32)})
+    np.testing.assert_array_equal(loaded.execute()[0].to_numpy(), [2, 3])
+
+
+def test_a_weight_that_a_graph_has_is_not_called_otherwise_there() -> None:
+    weight = Weight("w", DType.float32, (2,))
+    with Graph("g") as graph:
+        graph.add_weight(weight)
+        weight.name = "v"
+        with pytest.raises(GraphError, match=r"weight `w` .*was renamed to `v`"):
+            _ = weight + 1.0
+
+
+def test_a_weight_is_made_a_value_like_all_else() -> None:
+    weight = Weight("w", DType.float32, (2,))
+    with Graph("value") as graph:
+        value = Value(weight)
+        assert value.graph is graph
+        assert value.weight is weight
+        assert Value(value) is value
+    with Graph("other"), pytest.raises(GraphError, match="a value of graph `value`"):
+        Value(value)
+
+
+def test_what_a_weight_was_stands_in_its_node() -> None:
+    weight = Weight("a.w", DType.float16, (3, 32), quantization_encoding=QuantizationEncoding.Q8_0)
+    with Graph("node", weight_prefix="a.") as graph:
+        node = graph.weight_node(graph.add_weight(weight))
+    assert node is not None
+    assert node.attributes == {
+        "name": "w",
+        "is_placeholder": True,
+        "weight": weight,
+        "original": TensorType(DType.float16, (3, 32)),
+        "encoding": QuantizationEncoding.Q8_0,
+        "cut_from": None,
+        "align": 1,
+        "second_names": (),
+    }
+
+
+def test_a_listing_says_what_a_weight_was_when_it_was_added() -> None:
+    weight = Weight("w", DType.float32, (2, 32), quantization_encoding=QuantizationEncoding.Q8_0)
+    with Graph("listing") as graph:
+        graph.output(weight)
+    before = graph.dump()
+    weight.configure(DType.float32, (2, 256), QuantizationEncoding.Q4_K)
+    assert graph.dump() == before
+    assert "w, Q8_0" in before

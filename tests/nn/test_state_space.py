@@ -9,11 +9,10 @@ import pytest
 
 from each import each
 from runs import executed
+from weightctl import DType
 from weightctl.device import CPU
-from weightctl.dtype import DType
 from weightctl.errors import ShardingError
-from weightctl.graph import Graph
-from weightctl.graph.types import TensorType
+from weightctl.graph import Graph, TensorType
 from weightctl.nn import Module
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.recurrent.state_space import Mamba, Mamba2, SegmentScales
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.graph.value import Value
+    from weightctl.graph import Value
     from weightctl.nn import Divisible
 
 FEATURES, HEADS, SIZE = 8, 4, 3

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
 from each import each
+from family_cases import make_checkpoint
+from runs import executed
 from tiny import SMALL, arrays_of, make_small
+from weightctl import open_weights, shard
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families import recognize
+from weightctl.families.matching import match
+from weightctl.graph.graph import Graph
 from weightctl.nn import Divisible, recursive_named_layers
 from weightctl.nn.models import build_network
 from weightctl.sharding.planning import shard_plan
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from weightctl import Weights
     from weightctl.families import RecognizedModel
     from weightctl.sharding.plan import ShardPlan
+
 
 KINDS = [*product(SMALL, ("gguf", "hugging_face"))]
 LLAMA3 = {
@@ -131,12 +139,12 @@ def test_the_tensors_of_a_rank_are_as_large_as_what_it_has(weights: Weights) -> 
     plan = shard_plan(weights, Grid(2, 1, 2))
     order = list(weights.header.tensors)
     for rank, shards in enumerate(plan.ranks):
-        names = [shard.info.name for shard in shards]
+        names = [one.info.name for one in shards]
         assert names == [name for name in order if plan.shardings[name].parts[rank] is not None]
-        for shard in shards:
-            count = int(times_held(plan, shard.info.name, [rank]).sum())
-            assert shard.info.size == count
-            assert shard.info.encoding == weights.header.tensors[shard.info.name].encoding
+        for one in shards:
+            count = int(times_held(plan, one.info.name, [rank]).sum())
+            assert one.info.size == count
+            assert one.info.encoding == weights.header.tensors[one.info.name].encoding
 
 
 def test_ranks_have_whole_heads_with_the_keys_and_values_that_they_look_at(
@@ -391,3 +399,32 @@ def test_ranks_share_heads_of_keys_where_these_are_fewer(tp: int, kv_heads: int)
             first = rank * kv_heads // tp * 32
             assert own == [*range(first, first + 32)]
         assert held(plan, "blk.0.attn_v.weight", rank) == own
+
+
+# Pipeline stages whose layers use the keys and values of layers of earlier stages.
+
+
+@pytest.mark.parametrize("name", ["gemma3n-shared", "gemma4"])
+def test_each_stage_computes_its_layers_with_the_weights_of_its_own_file(
+    name: str, crossed: Path, tmp_path: Path
+) -> None:
+    made = make_checkpoint(name, crossed)
+    stages = 3
+    shard(made.path, tmp_path / "ranks", pp=stages)
+    found = recognize(open_weights(made.path))
+    network: Any = build_network(found)
+    given: list[Any] = [np.array([made.tokens])]
+    types = network.input_types()
+    for stage, (first, last) in enumerate(shares(found.config.layers, stages)):
+        with Graph(f"stage{stage}", input_types=types) as graph:
+            inputs: Any = graph.inputs
+            x, beside = (inputs[0], inputs[1:]) if stage else network.begin(*inputs)
+            for layer in network.layers[first:last]:
+                x = network.through(layer, x, tuple(beside))
+            graph.output(*((network.end(x),) if stage == stages - 1 else (x, *beside)))
+        types = [value.type for value in graph.outputs]
+        tree = open_weights(tmp_path / "ranks" / f"rank-{stage}")
+        own = match(tree, found.family, found.convention, found.config, found.where)
+        weights = replace(found, tree=tree, tensors=own.tensors).weights
+        given = executed(graph, *given, weights=weights)
+    assert np.abs(given[0][0] - made.expected).max() < 1e-4
