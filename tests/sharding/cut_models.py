@@ -16,7 +16,6 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.weights import Extent, Header, TensorInfo
 from weightctl.weights.from_arrays import as_checkpoint
-from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
+    from weightctl.weights.metadata import MetadataValue
 
     Arrays = dict[str, NDArray[Any]]
 
@@ -99,30 +99,16 @@ def gguf_llama(
     encoding: str = "F16",
 ) -> Weights:
     """Return a llama in GGUF with a header only; its matrices have the encoding."""
-    values: dict[str, Any] = {
-        "block_count": layers, "context_length": 128, "embedding_length": hidden,
-        "feed_forward_length": inner, "attention.head_count": heads, "vocab_size": vocabulary,
-        "attention.head_count_kv": kv_heads, "attention.key_length": head_dim,
-        "attention.value_length": head_dim, "rope.dimension_count": head_dim,
-    }  # fmt: skip
-    metadata = {f"llama.{key}": MetadataValue("u32", value) for key, value in values.items()}
-    metadata["llama.attention.layer_norm_rms_epsilon"] = MetadataValue("f32", 1e-5)
-    metadata["general.architecture"] = MetadataValue("string", "llama")
-    shapes = {"attn_q": (heads * head_dim, hidden), "attn_k": (kv_heads * head_dim, hidden),
-              "attn_v": (kv_heads * head_dim, hidden), "attn_output": (hidden, heads * head_dim),
-              "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden),
-              "ffn_down": (hidden, inner)}  # fmt: skip
-    tensors: dict[str, tuple[tuple[int, ...], str]] = {
-        "token_embd.weight": ((vocabulary, hidden), encoding)
+    model = make_small(
+        "llama", "gguf", num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=inner, hidden_size=hidden, vocab_size=vocabulary,
+        num_hidden_layers=layers,
+    )  # fmt: skip
+    tensors = {
+        name: (info.shape, encoding if len(info.shape) > 1 else "F32")
+        for name, info in model.tree.header.tensors.items()
     }
-    for layer in range(layers):
-        tensors |= {f"blk.{layer}.{name}.weight": (shape, encoding)
-                    for name, shape in shapes.items()}  # fmt: skip
-        tensors |= {f"blk.{layer}.{name}.weight": ((hidden,), "F32")
-                    for name in ("attn_norm", "ffn_norm")}  # fmt: skip
-    tensors["output_norm.weight"] = ((hidden,), "F32")
-    tensors["output.weight"] = ((vocabulary, hidden), encoding)
-    return stated(tensors, metadata=metadata)
+    return stated(tensors, metadata=model.tree.metadata)
 
 
 def saved(directory: Path, arrays: Arrays, config: Mapping[str, Any]) -> Weights:

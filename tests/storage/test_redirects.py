@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from azure_tokens import AZURE_TOKEN
 
 from hub_fixtures import MODEL, put_directory
-from servers.azure_tokens import AZURE_TOKEN
 from servers.base import PlainServer, Redirect
 from servers.hub import READER, WRITER
 from servers.s3 import TOKEN

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ["FAULTS", "INDEX", "change", "change_index", "make_models"]
-
 INDEX = "model.safetensors.index.json"
 _TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}\n"
 _CARD = "---\nlicense: mit\nbase_model: org/base\n---\n# A model\n"
@@ -61,30 +59,6 @@ def cut_file(path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-100])
 
 
-def set_total(path: Path) -> None:
-    change(path / INDEX, metadata={"total_size": 17})
-
-
-def forget_total(path: Path) -> None:
-    change(path / INDEX, metadata={"total_size": 17.0})
-
-
-def break_index(path: Path) -> None:
-    (path / INDEX).write_text("{}")
-
-
-def remove_part(path: Path) -> None:
-    first_part(path).unlink()
-
-
-def forget_entry(path: Path) -> None:
-    change_index(path, **{"model.norm.weight": ...})
-
-
-def add_entry(path: Path) -> None:
-    change_index(path, other=first_part(path).name)
-
-
 def swap_part(path: Path) -> None:
     parts = sorted(each.name for each in path.glob("*.safetensors"))
     weight_map = json.loads((path / INDEX).read_text())["weight_map"]
@@ -98,83 +72,21 @@ def repeat_tensor(path: Path) -> None:
     change_index(path, extra=part.name)
 
 
-def long_name(path: Path) -> None:
-    path.write_bytes(Gguf().file([Tensor("n" * 70, (32,), F32, bytes(128))], {}))
-
-
-def drop_norm(path: Path) -> None:
-    edit(path, drop=["output_norm.weight"])
-
-
-def set_gguf_end(path: Path) -> None:
-    edit(path, metadata={"tokenizer.ggml.eos_token_id": 9999})
-
-
-def break_config(path: Path) -> None:
-    (path / "config.json").write_text("[]")
-
-
-def set_dtype(path: Path) -> None:
-    change(path / "config.json", torch_dtype="float16")
-
-
-def forget_quantization(path: Path) -> None:
-    change(path / "config.json", quantization_config=...)
-
-
 def keep_quantization_apart(path: Path) -> None:
-    forget_quantization(path)
+    change(path / "config.json", quantization_config=...)
     (path / "quant_config.json").write_text(
         json.dumps({"w_bit": 4, "q_group_size": 128, "zero_point": True, "version": "GEMM"})
     )
 
 
 def drop_output(path: Path) -> None:
-    part = next(
-        each for each in sorted(path.glob("*.safetensors")) if "lm_head.weight" in names(each)
-    )
-    tensors = load_bf16(part)
-    del tensors["lm_head.weight"]
-    save_bf16(tensors, part)
+    from safetensors.torch import load_file, save_file  # NumPy has no bfloat16
+
+    for part in sorted(path.glob("*.safetensors")):
+        tensors = load_file(part)
+        if tensors.pop("lm_head.weight", None) is not None:
+            save_file(tensors, part, {"format": "pt"})
     change_index(path, **{"lm_head.weight": ...})
-
-
-def names(part: Path) -> list[str]:
-    return [*load_bf16(part)]
-
-
-def load_bf16(part: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file as load_torch
-
-    return load_torch(part)
-
-
-def save_bf16(tensors: dict[str, Any], part: Path) -> None:
-    from safetensors.torch import save_file as save_torch
-
-    save_torch(tensors, part, {"format": "pt"})
-
-
-def tie_output(path: Path) -> None:
-    change(path / "config.json", tie_word_embeddings=True)
-
-
-def set_end(path: Path) -> None:
-    change(path / "config.json", eos_token_id=9999)
-
-
-def set_ends(path: Path) -> None:
-    change(path / "generation_config.json", eos_token_id=[5000, 1])
-
-
-def set_ordinary_end(path: Path) -> None:
-    change(path / "config.json", eos_token_id=70)
-    change(path / "generation_config.json", eos_token_id=...)
-
-
-def swap_special(path: Path) -> None:
-    change(path / "config.json", eos_token_id=0)
-    change(path / "generation_config.json", eos_token_id=...)
 
 
 def repeat_id(path: Path) -> None:
@@ -183,57 +95,40 @@ def repeat_id(path: Path) -> None:
     (path / "tokenizer.json").write_text(json.dumps(document))
 
 
-def name_unknown_token(path: Path) -> None:
-    change(path / "tokenizer_config.json", pad_token="<unused>")
-
-
-def name_other_token(path: Path) -> None:
-    change(path / "special_tokens_map.json", eos_token={"content": "<s>", "lstrip": False})
-
-
-def move_added_token(path: Path) -> None:
-    change(path / "tokenizer_config.json", added_tokens_decoder={"7": {"content": "</s>"}})
-
-
-def break_template(path: Path) -> None:
-    (path / "chat_template.jinja").write_text("{% for message in messages %}\n{{ message }")
-
-
 def break_stated_template(path: Path) -> None:
     (path / "chat_template.jinja").unlink()
     change(path / "tokenizer_config.json", chat_template="{% if %}")
 
 
-def add_template(path: Path) -> None:
-    change(path / "tokenizer_config.json", chat_template="another")
+def _json(name: str, **entries: Any) -> Callable[[Path], None]:
+    """Return the fault of a model with other entries in a JSON file; `...` removes an entry."""
+    return lambda path: change(path / name, **entries)
 
 
-def break_card(path: Path) -> None:
-    (path / "README.md").write_text("---\nlicense: [\n---\n")
+def _text(name: str, text: str) -> Callable[[Path], None]:
+    """Return the fault of a model with another text in a file."""
+
+    def write(path: Path) -> None:
+        (path / name).write_text(text)
+
+    return write
 
 
-def leave_license_unnamed(path: Path) -> None:
-    (path / "README.md").write_text("---\nlicense: other\n---\n")
+def _ends(token: int) -> Callable[[Path], None]:
+    """Return the fault of a config with another end token, which generation does not state."""
+
+    def write(path: Path) -> None:
+        change(path / "config.json", eos_token_id=token)
+        change(path / "generation_config.json", eos_token_id=...)
+
+    return write
 
 
-def name_other_base(path: Path) -> None:
-    (path / "README.md").write_text("---\nbase_model: org/other\n---\n")
+def _index(**entries: Any) -> Callable[[Path], None]:
+    return lambda path: change_index(path, **entries)
 
 
-def set_rank(path: Path) -> None:
-    change(path / "adapter_config.json", r=8)
-
-
-def add_target(path: Path) -> None:
-    change(path / "adapter_config.json", target_modules=["q_proj", "v_proj", "o_prj"])
-
-
-def remove_target(path: Path) -> None:
-    change(path / "adapter_config.json", target_modules=["q_proj"])
-
-
-def forget_base(path: Path) -> None:
-    change(path / "adapter_config.json", base_model_name_or_path=None)
+_ADAPTER, _TOKENIZER, _CARD_FILE = "adapter_config.json", "tokenizer_config.json", "README.md"
 
 
 class CheckFault(NamedTuple):
@@ -248,43 +143,69 @@ class CheckFault(NamedTuple):
 
 FAULTS = (
     CheckFault("weights-readable", cut_file, "", "model.gguf"),
-    CheckFault("weights-structure", long_name, "has 70 bytes", "model.gguf"),
-    CheckFault("weights-names", drop_norm, "is missing", "model.gguf"),
-    CheckFault("weights-metadata", set_gguf_end, "is 9999, and there are 512", "model.gguf"),
-    CheckFault("index-readable", break_index, "weight_map"),
-    CheckFault("index-absent-part", remove_part, "1 part is missing: `model-00001"),
     CheckFault(
-        "index-missing-entry", forget_entry, "1 tensor of the parts is not listed", has_fix=True
+        "weights-structure",
+        lambda path: path.write_bytes(Gguf().file([Tensor("n" * 70, (32,), F32, bytes(128))], {})),
+        "has 70 bytes", "model.gguf",
     ),
-    CheckFault(
-        "index-extra-entry", add_entry, "1 listed tensor is in no part: `other`", has_fix=True
-    ),
+    CheckFault("weights-names", lambda path: edit(path, drop=["output_norm.weight"]), "is missing",
+               "model.gguf"),
+    CheckFault("weights-metadata",
+               lambda path: edit(path, metadata={"tokenizer.ggml.eos_token_id": 9999}),
+               "is 9999, and there are 512", "model.gguf"),
+    CheckFault("index-readable", _text(INDEX, "{}"), "weight_map"),
+    CheckFault("index-absent-part", lambda path: first_part(path).unlink(),
+               "1 part is missing: `model-00001"),
+    CheckFault("index-missing-entry", _index(**{"model.norm.weight": ...}),
+               "1 tensor of the parts is not listed", has_fix=True),
+    CheckFault("index-extra-entry", lambda path: change_index(path, other=first_part(path).name),
+               "1 listed tensor is in no part: `other`", has_fix=True),
     CheckFault("index-wrong-part", swap_part, "1 tensor is not in the part", has_fix=True),
     CheckFault("index-repeated-tensor", repeat_tensor, "in several parts: `extra`"),
-    CheckFault("index-total-size", set_total, "`total_size` is 17", has_fix=True),
-    CheckFault("index-total-size", forget_total, "`total_size` is 17", has_fix=True),
-    CheckFault("json-readable", break_config, "not a JSON object"),
-    CheckFault("config-dtype", set_dtype, "is float16, and all values", has_fix=True),
-    CheckFault("config-quantization", forget_quantization, "is missing, and", "awq"),
+    CheckFault("index-total-size", _json(INDEX, metadata={"total_size": 17}), "`total_size` is 17",
+               has_fix=True),
+    CheckFault("index-total-size", _json(INDEX, metadata={"total_size": 17.0}),
+               "`total_size` is 17", has_fix=True),
+    CheckFault("json-readable", _text("config.json", "[]"), "not a JSON object"),
+    CheckFault("config-dtype", _json("config.json", torch_dtype="float16"),
+               "is float16, and all values", has_fix=True),
+    CheckFault("config-quantization", _json("config.json", quantization_config=...),
+               "is missing, and", "awq"),
     CheckFault("config-quantization", keep_quantization_apart, "is missing", "awq", has_fix=True),
     CheckFault("config-tied-embeddings", drop_output, "is not stored", has_fix=True),
-    CheckFault("config-tied-embeddings", tie_output, "is stored and differs"),
-    CheckFault("token-id-range", set_end, "is 9999, and the model has 512", has_fix=True),
-    CheckFault("token-id-range", set_ends, "is 5000", has_fix=True),
-    CheckFault("token-id-other", set_ordinary_end, "is 70, and the tokenizer's", has_fix=True),
-    CheckFault("token-id-other", swap_special, "is 0, and the tokenizer's"),
+    CheckFault("config-tied-embeddings", _json("config.json", tie_word_embeddings=True),
+               "is stored and differs"),
+    CheckFault("token-id-range", _json("config.json", eos_token_id=9999),
+               "is 9999, and the model has 512", has_fix=True),
+    CheckFault("token-id-range", _json("generation_config.json", eos_token_id=[5000, 1]),
+               "is 5000", has_fix=True),
+    CheckFault("token-id-other", _ends(70), "is 70, and the tokenizer's", has_fix=True),
+    CheckFault("token-id-other", _ends(0), "is 0, and the tokenizer's"),
     CheckFault("tokenizer-repeated-id", repeat_id, "token 300 has several texts"),
-    CheckFault("tokenizer-unknown-token", name_unknown_token, "is '<unused>'"),
-    CheckFault("tokenizer-special-map", name_other_token, "is '<s>', and '</s>'", has_fix=True),
-    CheckFault("tokenizer-added-token", move_added_token, "which is token 1"),
-    CheckFault("template-syntax", break_template, "line 2 is not valid Jinja"),
+    CheckFault("tokenizer-unknown-token", _json(_TOKENIZER, pad_token="<unused>"), "is '<unused>'"),
+    CheckFault("tokenizer-special-map",
+               _json("special_tokens_map.json", eos_token={"content": "<s>", "lstrip": False}),
+               "is '<s>', and '</s>'", has_fix=True),
+    CheckFault("tokenizer-added-token",
+               _json(_TOKENIZER, added_tokens_decoder={"7": {"content": "</s>"}}),
+               "which is token 1"),
+    CheckFault("template-syntax",
+               _text("chat_template.jinja", "{% for message in messages %}\n{{ message }"),
+               "line 2 is not valid Jinja"),
     CheckFault("template-syntax", break_stated_template, "line 1 is not valid Jinja"),
-    CheckFault("template-two", add_template, "differs from chat_template.jinja"),
-    CheckFault("card-front-matter", break_card, "not valid YAML"),
-    CheckFault("card-license", leave_license_unnamed, "no `license_name`"),
-    CheckFault("card-base-model", name_other_base, "org/base", "adapter"),
-    CheckFault("adapter-rank", set_rank, "is 8, and the matrices have the rank 4", "adapter", True),
-    CheckFault("adapter-unmatched-module", add_target, "o_prj", "adapter"),
-    CheckFault("adapter-untargeted-module", remove_target, "v_proj", "adapter"),
-    CheckFault("adapter-base", forget_base, "is missing", "adapter"),
+    CheckFault("template-two", _json(_TOKENIZER, chat_template="another"),
+               "differs from chat_template.jinja"),
+    CheckFault("card-front-matter", _text(_CARD_FILE, "---\nlicense: [\n---\n"), "not valid YAML"),
+    CheckFault("card-license", _text(_CARD_FILE, "---\nlicense: other\n---\n"),
+               "no `license_name`"),
+    CheckFault("card-base-model", _text(_CARD_FILE, "---\nbase_model: org/other\n---\n"),
+               "org/base", "adapter"),
+    CheckFault("adapter-rank", _json(_ADAPTER, r=8), "is 8, and the matrices have the rank 4",
+               "adapter", True),
+    CheckFault("adapter-unmatched-module",
+               _json(_ADAPTER, target_modules=["q_proj", "v_proj", "o_prj"]), "o_prj", "adapter"),
+    CheckFault("adapter-untargeted-module", _json(_ADAPTER, target_modules=["q_proj"]), "v_proj",
+               "adapter"),
+    CheckFault("adapter-base", _json(_ADAPTER, base_model_name_or_path=None), "is missing",
+               "adapter"),
 )  # fmt: skip

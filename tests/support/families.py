@@ -87,12 +87,9 @@ FAMILIES = {
             },
         }),
     "mistral": Family("mistral", tokenizers.llama2, {"sliding_window": 256, "head_dim": 32}),
-    "mixtral": Family(
-        "mixtral", tokenizers.llama2, {"num_local_experts": 4, "sliding_window": None} | _EXPERTS
-    ),
-    "qwen2": Family(
-        "qwen2", tokenizers.qwen, {"tie_word_embeddings": True}, more_rows=23, seed=1
-    ),
+    "mixtral": Family("mixtral", tokenizers.llama2,
+                      {"num_local_experts": 4, "sliding_window": None} | _EXPERTS),
+    "qwen2": Family("qwen2", tokenizers.qwen, {"tie_word_embeddings": True}, more_rows=23, seed=1),
     "qwen3": Family("qwen3", tokenizers.qwen, {"head_dim": 64}),
     "qwen3moe": Family(
         "qwen3_moe",
@@ -101,10 +98,8 @@ FAMILIES = {
         | _EXPERTS,
         seed=3,
     ),
-    "gemma2": Family(
-        "gemma2",
-        tokenizers.gemma,
-        {"head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 64}),
+    "gemma2": Family("gemma2", tokenizers.gemma,
+                     {"head_dim": 64, "sliding_window": 16, "query_pre_attn_scalar": 64}),
     "gemma3": Family(
         "gemma3_text",
         tokenizers.gemma,
@@ -118,10 +113,7 @@ FAMILIES = {
                 },
             },
         }),
-    "phi3": Family(
-        "phi3", tokenizers.phi3,
-        {"sliding_window": 400},
-    ),
+    "phi3": Family("phi3", tokenizers.phi3, {"sliding_window": 400}),
     "phi3-long": Family(
         "phi3",
         tokenizers.phi3,

@@ -480,6 +480,14 @@ def heads_permuted(files: Files, layer: int, *, with_outputs: bool = True) -> tu
 # Makers of faults in a part or a key of a model that is sound otherwise.
 
 
+def _swap_two(rows: Array) -> Array:
+    return swapped_rows(rows, 0, 1, 1)
+
+
+def _reverse_rows(rows: Array) -> Array:
+    return rows[:, ::-1].copy()
+
+
 class BlockFault(NamedTuple):
     """What is done, and the cause that is to be named; None where no cause explains it."""
 
@@ -489,8 +497,13 @@ class BlockFault(NamedTuple):
 
 def change_part(part: str, cause: str | None, change: Callable[[Array], Array]) -> BlockFault:
     """Return the fault that changes the numbers of a part of the second layer, or of the model."""
-    module = part if part in _OF_MODEL else of(part)
-    return BlockFault(changed(module, change), cause)
+    return BlockFault(changed(_module(part), change), cause)
+
+
+def _module(part: str) -> str:
+    """Return the tensor of a part of the second layer, or of the model; a weight if not a bias."""
+    name = part if part.endswith((".weight", ".bias")) else f"{part}.weight"
+    return name if name in _OF_MODEL else of(name)
 
 
 _OF_MODEL = {
@@ -512,11 +525,11 @@ def swap_heads(part: str, heads: str) -> BlockFault:
 
 
 def exchange_parts(one: str, other: str, cause: str | None = None) -> BlockFault:
-    return BlockFault(lambda files: files.exchange(of(one), of(other)), cause)
+    return BlockFault(lambda files: files.exchange(_module(one), _module(other)), cause)
 
 
 def drop_part(part: str, cause: str | None = None) -> BlockFault:
-    return BlockFault(lambda files: (files.drop(of(part)),), cause)
+    return BlockFault(lambda files: (files.drop(_module(part)),), cause)
 
 
 def change_key(name: str, change: Callable[[Any], Any]) -> BlockFault:
@@ -569,10 +582,6 @@ def opposite(value: bool) -> bool:
 _STREAMS = 4
 
 
-def _two_swapped(rows: Array) -> Array:
-    return swapped_rows(rows, 0, 1, 1)
-
-
 def _between_transposed(rows: Array) -> Array:
     """Exchange the rows and columns of the weights between streams, which follow the others."""
     before, between = np.split(rows, [2 * _STREAMS])
@@ -585,29 +594,28 @@ def _halves_swapped(rows: Array) -> Array:
 
 
 _HYPER_CONNECTIONS = {
-    "weights between streams transposed": change_part("attention_streams.projection.weight",
+    "weights between streams transposed": change_part("attention_streams.projection",
         "permuted", _between_transposed),
-    "weights of streams zero": zero_part("mlp_streams.projection.weight"),
-    "offsets of streams negated": negate_part("attention_streams.offsets.weight"),
-    "scales of two kinds swapped": change_part("attention_streams.scales.weight", None,
-        _two_swapped),
-    "offsets missing": drop_part("mlp_streams.offsets.weight"),
-    "streams of attention and MLP swapped": exchange_parts("attention_streams.projection.weight",
-        "mlp_streams.projection.weight"),
-    "output of streams negated": negate_part("stream_output.projection.weight"),
+    "weights of streams zero": zero_part("mlp_streams.projection"),
+    "offsets of streams negated": negate_part("attention_streams.offsets"),
+    "scales of two kinds swapped": change_part("attention_streams.scales", None, _swap_two),
+    "offsets missing": drop_part("mlp_streams.offsets"),
+    "streams of attention and MLP swapped": exchange_parts("attention_streams.projection",
+        "mlp_streams.projection"),
+    "output of streams negated": negate_part("stream_output.projection"),
     "steps of the normalization": change_key("hyper_connection.sinkhorn_iterations",
         lambda count: count - 18),
 }  # fmt: skip
 _COMPRESSED_ATTENTION = {
-    "vectors of a compressed key swapped": change_part("attention.compressor.kv.weight", "rolled",
+    "vectors of a compressed key swapped": change_part("attention.compressor.kv", "rolled",
         _halves_swapped),
-    "gates of the compressor zero": zero_part("attention.compressor.gate.weight"),
-    "places in a compressed key reversed": change_part("attention.compressor.places.weight",
+    "gates of the compressor zero": zero_part("attention.compressor.gate"),
+    "places in a compressed key reversed": change_part("attention.compressor.places",
         "permuted", lambda rows: rows[::-1].copy()),
-    "norm of compressed keys with 1 added": add_one("attention.compressor.norm.weight"),
-    "compressor missing": drop_part("attention.compressor.kv.weight"),
-    "keys of the indexer zero": zero_part("attention.indexer.compressor.kv.weight"),
-    "outputs of two groups swapped": change_part("attention.o_a.weight", "rolled", _halves_swapped),
+    "norm of compressed keys with 1 added": add_one("attention.compressor.norm"),
+    "compressor missing": drop_part("attention.compressor.kv"),
+    "keys of the indexer zero": zero_part("attention.indexer.compressor.kv"),
+    "outputs of two groups swapped": change_part("attention.o_a", "rolled", _halves_swapped),
     "table of experts one token too far": BlockFault(
         changed(of("mlp.table.weight", 0), lambda rows: np.roll(rows, 1, 0)), "shifted"
     ),
@@ -636,34 +644,33 @@ def _part_gates(rows: Array) -> Array:
 
 
 DELTA_NET = {
-    "gate of the net zero": zero_part("delta.gate.weight"),
-    "offsets zero": zero_part("delta.offsets.weight"),
-    "offsets negated": negate_part("delta.offsets.weight"),
-    "rates as Hugging Face has them": change_part("delta.rates.weight", None,
+    "gate of the net zero": zero_part("delta.gate"),
+    "offsets zero": zero_part("delta.offsets"),
+    "offsets negated": negate_part("delta.offsets"),
+    "rates as Hugging Face has them": change_part("delta.rates", None,
         lambda rates: np.log(-rates)),
-    "norm of the net with 1 added": add_one("delta.norm.weight"),
-    "weights of the convolution in reverse": change_part("delta.kernel.weight", "permuted",
-        lambda rows: rows[:, ::-1]),
-    "channels of the convolution rolled": change_part("delta.kernel.weight", "permuted",
+    "norm of the net with 1 added": add_one("delta.norm"),
+    "weights of the convolution in reverse": change_part("delta.kernel", "permuted", _reverse_rows),
+    "channels of the convolution rolled": change_part("delta.kernel", "permuted",
         lambda rows: np.roll(rows, 3, 0)),
     "beta and alpha swapped": BlockFault(_swap_projections, None),
-    "heads in Hugging Face's order": change_part("delta.gate.weight", "permuted",
+    "heads in Hugging Face's order": change_part("delta.gate", "permuted",
         lambda rows: swapped_rows(rows, 1, 2, len(rows) // 4)),
     "queries and gates apart": BlockFault(changed(of("attention.q.weight", _ATTENDED), _part_gates),
         None),
     "rotated dimensions": change_key("rope.dimension_count", lambda size: size * 2),
 }  # fmt: skip
 KIMI_DELTA = {
-    "gate zero": zero_part("delta.gate_b.weight"),
-    "offsets zero": zero_part("delta.offsets.weight"),
-    "norm of the heads with 1 added": add_one("delta.norm.weight"),
-    "weights of the convolution in reverse": change_part("delta.k_kernel.weight", None,
+    "gate zero": zero_part("delta.gate_b"),
+    "offsets zero": zero_part("delta.offsets"),
+    "norm of the heads with 1 added": add_one("delta.norm"),
+    "weights of the convolution in reverse": change_part("delta.k_kernel", None,
         lambda channels: channels[..., ::-1]),
-    "two heads swapped": change_part("delta.q.weight", "permuted",
+    "two heads swapped": change_part("delta.q", "permuted",
                                      lambda rows: swapped_rows(rows, 0, 1, len(rows) // 4)),
-    "decays transposed": change_part("delta.decay_b.weight", None,
+    "decays transposed": change_part("delta.decay_b", None,
                                      lambda rows: rows.T.reshape(rows.shape)),
-    "rates as Hugging Face has them": change_part("delta.rates.weight", None,
+    "rates as Hugging Face has them": change_part("delta.rates", None,
         lambda rates: np.log(-rates)),
     "values of latent vectors zero": BlockFault(
         changed(of("attention.v_b.weight", _ATTENDED), np.zeros_like), "zeroed"
@@ -680,74 +687,65 @@ def _gates_swapped(rows: Array) -> Array:
 
 
 _SHORT_CONVOLUTION = {
-    "kernels reversed": change_part("convolution.kernel.weight", "permuted",
-                                    lambda kernels: kernels[:, ::-1].copy()),
-    "kernels of two channels swapped": change_part("convolution.kernel.weight", "permuted",
-        lambda kernels: swapped_rows(kernels, 0, 1, 1)),
-    "kernels zero": zero_part("convolution.kernel.weight"),
-    "kernels negated": negate_part("convolution.kernel.weight"),
-    "gates swapped": change_part("convolution.inputs.weight", "permuted", _gates_swapped),
-    "output transposed": change_part("convolution.outputs.weight", "transposed",
-                                     lambda rows: rows.T),
-    "projection missing": drop_part("convolution.outputs.weight"),
-    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "kernels reversed": change_part("convolution.kernel", "permuted", _reverse_rows),
+    "kernels of two channels swapped": change_part("convolution.kernel", "permuted", _swap_two),
+    "kernels zero": zero_part("convolution.kernel"),
+    "kernels negated": negate_part("convolution.kernel"),
+    "gates swapped": change_part("convolution.inputs", "permuted", _gates_swapped),
+    "output transposed": change_part("convolution.outputs", "transposed", lambda rows: rows.T),
+    "projection missing": drop_part("convolution.outputs"),
+    "norms swapped": exchange_parts("attention_norm", "mlp_norm", "norms_exchanged"),
 }  # fmt: skip
 _SPARSE_ATTENTION = {
-    "factors of heads negated": negate_part("attention.indexer.factors.weight"),
-    "keys of the indexer zero": zero_part("attention.indexer.k.weight"),
-    "norm of keys with 1 added": add_one("attention.indexer.k_norm.weight"),
+    "factors of heads negated": negate_part("attention.indexer.factors"),
+    "keys of the indexer zero": zero_part("attention.indexer.k"),
+    "norm of keys with 1 added": add_one("attention.indexer.k_norm"),
     "bias of the norm missing": drop_part("attention.indexer.k_norm.bias", "bias_dropped"),
-    "heads of the indexer swapped": change_part(
-        "attention.indexer.q_b.weight", "permuted", lambda rows: swapped_rows(rows, 0, 1, 64)
-    ),
+    "heads of the indexer swapped": change_part("attention.indexer.q_b", "permuted",
+        lambda rows: swapped_rows(rows, 0, 1, 64)),
     "keys that are used": change_key("attention.indexer.top_k", lambda count: count // 2),
-}
+}  # fmt: skip
 _LINEAR_UNIT = {
-    "rates negated": negate_part("lru.rates.weight"),
-    "rates of the first two channels swapped": change_part("lru.rates.weight", None,
-        lambda rates: swapped_rows(rates, 0, 1, 1)),
-    "gates of additions with inputs as rows": change_part("lru.input_gate.weight", None,
+    "rates negated": negate_part("lru.rates"),
+    "rates of the first two channels swapped": change_part("lru.rates", None, _swap_two),
+    "gates of additions with inputs as rows": change_part("lru.input_gate", None,
         lambda blocks: blocks.transpose(0, 2, 1).copy()),
-    "gates of fading in another order of blocks": change_part("lru.fade_gate.weight", None,
+    "gates of fading in another order of blocks": change_part("lru.fade_gate", None,
         lambda blocks: blocks[::-1].copy()),
-    "bias of the gates of fading zero": zero_part("lru.fade_gate_bias.weight"),
-    "kernels reversed": change_part("lru.kernel.weight", "permuted",
-                                    lambda kernels: kernels[:, ::-1].copy()),
-    "gate and inputs swapped": exchange_parts("lru.gate.weight", "lru.inputs.weight"),
+    "bias of the gates of fading zero": zero_part("lru.fade_gate_bias"),
+    "kernels reversed": change_part("lru.kernel", "permuted", _reverse_rows),
+    "gate and inputs swapped": exchange_parts("lru.gate", "lru.inputs"),
     "bias of the gate missing": drop_part("lru.gate.bias", "bias_dropped"),
-    "projection missing": drop_part("lru.outputs.weight"),
+    "projection missing": drop_part("lru.outputs"),
     "positions that the convolution reads": change_key("recurrent.conv_kernel",
         lambda count: count - 1),
 }  # fmt: skip
 _TIME_MIX = {
-    "offsets of decays zero": zero_part("rwkv.decay_offset.weight"),
-    "offsets of rates negated": negate_part("rwkv.rate_offset.weight"),
-    "shares of queries zero": zero_part("rwkv.mix_r.weight"),
-    "share of the MLP negated": negate_part("mlp_mix.weight"),
-    "offsets of shares of values negated": negate_part("rwkv.value_offset.weight"),
-    "scales of keys zero": zero_part("rwkv.key_scale.weight"),
-    "products of queries and keys zero": zero_part("rwkv.bonus.weight"),
-    "norm of heads with 1 added": add_one("rwkv.norm.weight"),
+    "offsets of decays zero": zero_part("rwkv.decay_offset"),
+    "offsets of rates negated": negate_part("rwkv.rate_offset"),
+    "shares of queries zero": zero_part("rwkv.mix_r"),
+    "share of the MLP negated": negate_part("mlp_mix"),
+    "offsets of shares of values negated": negate_part("rwkv.value_offset"),
+    "scales of keys zero": zero_part("rwkv.key_scale"),
+    "products of queries and keys zero": zero_part("rwkv.bonus"),
+    "norm of heads with 1 added": add_one("rwkv.norm"),
     "bias of the norm of heads missing": drop_part("rwkv.norm.bias", "bias_dropped"),
-    "projection missing": drop_part("rwkv.outputs.weight"),
+    "projection missing": drop_part("rwkv.outputs"),
     "epsilon": change_key("attention.layer_norm_epsilon", times(1e3)),
 }
 _DYNAMIC_MIX = {
-    "weights of the first mix zero": zero_part("rwkv.mix_x.weight"),
-    "projection of the shares zero": zero_part("rwkv.mixer_a.weight"),
-    "shares in another order": change_part(
-        "rwkv.mixer_b.weight", None, lambda each: each[::-1].copy()
-    ),
-    "offsets of decays negated": negate_part("rwkv.decay_offset.weight"),
-    "products of queries and keys zero": zero_part("rwkv.bonus.weight"),
-    "gate and queries swapped": exchange_parts("rwkv.gate.weight", "rwkv.r.weight"),
-    "norm of heads with 1 added": add_one("rwkv.norm.weight"),
-    "share of the gate of the MLP negated": negate_part("mlp_mix_gate.weight"),
-    "gate of the MLP missing": drop_part("mlp.gate.weight"),
-    "layers until outputs are halved": change_key(
-        "rescale_every_n_layers", lambda count: count + 1
-    ),
-}
+    "weights of the first mix zero": zero_part("rwkv.mix_x"),
+    "projection of the shares zero": zero_part("rwkv.mixer_a"),
+    "shares in another order": change_part("rwkv.mixer_b", None, lambda each: each[::-1].copy()),
+    "offsets of decays negated": negate_part("rwkv.decay_offset"),
+    "products of queries and keys zero": zero_part("rwkv.bonus"),
+    "gate and queries swapped": exchange_parts("rwkv.gate", "rwkv.r"),
+    "norm of heads with 1 added": add_one("rwkv.norm"),
+    "share of the gate of the MLP negated": negate_part("mlp_mix_gate"),
+    "gate of the MLP missing": drop_part("mlp.gate"),
+    "layers until outputs are halved": change_key("rescale_every_n_layers",
+        lambda count: count + 1),
+}  # fmt: skip
 # By the kind of block: a case of a family that has it, and the faults.
 MIXER_KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
     "short convolution": ("lfm2", _SHORT_CONVOLUTION),
@@ -784,55 +782,50 @@ def _logarithms(rates: Array) -> Array:
 
 
 _BOTH = {
-    "rates negated": change_part("ssm.rates.weight", None, np.negative),
-    "rates as logarithms": change_part("ssm.rates.weight", None, _logarithms),
-    "skips zero": zero_part("ssm.skip.weight"),
-    "kernels reversed": change_part(
-        "ssm.kernel.weight", "permuted", lambda kernels: kernels[:, ::-1].copy()
-    ),
+    "rates negated": change_part("ssm.rates", None, np.negative),
+    "rates as logarithms": change_part("ssm.rates", None, _logarithms),
+    "skips zero": zero_part("ssm.skip"),
+    "kernels reversed": change_part("ssm.kernel", "permuted", _reverse_rows),
     "bias of the convolution zero": zero_part("ssm.kernel.bias"),
-    "rates of the first two swapped": change_part("ssm.rates.weight", "permuted", _two_swapped),
-    "projection missing": drop_part("ssm.outputs.weight"),
-}
+    "rates of the first two swapped": change_part("ssm.rates", "permuted", _swap_two),
+    "projection missing": drop_part("ssm.outputs"),
+}  # fmt: skip
 _MAMBA = {
     **_BOTH,
-    "gates before values": change_part("ssm.inputs.weight", "rolled", _gates_first),
+    "gates before values": change_part("ssm.inputs", "rolled", _gates_first),
     "bias of steps zero": zero_part("ssm.step.bias"),
-    "steps negated": negate_part("ssm.step.weight"),
+    "steps negated": negate_part("ssm.step"),
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e3)),
 }
 _MAMBA_2 = {
     **_BOTH,
-    "B and C swapped": change_part("ssm.inputs.weight", "permuted", _matrices_swapped),
-    "bias of steps missing": drop_part("ssm.step_bias.weight", "bias_dropped"),
-    "norm of groups with 1 added": add_one("ssm.norm.weight"),
+    "B and C swapped": change_part("ssm.inputs", "permuted", _matrices_swapped),
+    "bias of steps missing": drop_part("ssm.step_bias", "bias_dropped"),
+    "norm of groups with 1 added": add_one("ssm.norm"),
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e3)),
 }
 _PLAMO_2 = {
-    "rates negated": change_part("ssm.rates.weight", None, np.negative),
-    "rates as logarithms": change_part("ssm.rates.weight", None, _logarithms),
-    "skips zero": zero_part("ssm.skip.weight"),
-    "kernels reversed": change_part("ssm.kernel.weight", "permuted",
-                                    lambda kernels: kernels[:, ::-1].copy()),
-    "values before gates in each head": change_part("ssm.inputs.weight", "permuted",
-        _values_before_gates),
-    "B and C swapped": change_part("ssm.selection.weight", "permuted",
+    "rates negated": change_part("ssm.rates", None, np.negative),
+    "rates as logarithms": change_part("ssm.rates", None, _logarithms),
+    "skips zero": zero_part("ssm.skip"),
+    "kernels reversed": change_part("ssm.kernel", "permuted", _reverse_rows),
+    "values before gates in each head": change_part("ssm.inputs", "permuted", _values_before_gates),
+    "B and C swapped": change_part("ssm.selection", "permuted",
                                    lambda rows: swapped_rows(rows, 0, 1, 16)),
-    "bias of steps missing": drop_part("ssm.step_bias.weight", "bias_dropped"),
-    "norm of B with 1 added": add_one("ssm.b_norm.weight"),
-    "norm after the states without its offset": change_part("post_attention_norm.weight", None,
+    "bias of steps missing": drop_part("ssm.step_bias", "bias_dropped"),
+    "norm of B with 1 added": add_one("ssm.b_norm"),
+    "norm after the states without its offset": change_part("post_attention_norm", None,
         lambda weight: weight - np.float32(0.2)),
-    "projection missing": drop_part("ssm.outputs.weight"),
+    "projection missing": drop_part("ssm.outputs"),
 }  # fmt: skip
 _BESIDE_ATTENTION = {
-    "output of attention with its factor twice": change_part("attention.o.weight", "scaled",
+    "output of attention with its factor twice": change_part("attention.o", "scaled",
         lambda rows: rows * 0.9),
-    "output of the states with its factor twice": change_part("ssm.outputs.weight", "scaled",
+    "output of the states with its factor twice": change_part("ssm.outputs", "scaled",
         lambda rows: rows * 0.7),
-    "embedding with its factor twice": change_part("embedding.weight", "scaled",
-        lambda rows: rows * 1.3),
-    "keys zero": zero_part("attention.k.weight"),
-    "skips negated": negate_part("ssm.skip.weight"),
+    "embedding with its factor twice": change_part("embedding", "scaled", lambda rows: rows * 1.3),
+    "keys zero": zero_part("attention.k"),
+    "skips negated": negate_part("ssm.skip"),
     "RoPE base": change_key("rope.freq_base", times(10)),
 }  # fmt: skip
 # By the kind of block: a case of a family that has it, and the faults.
@@ -900,93 +893,81 @@ def _rolled_far(rows: Array) -> Array:
 
 _DENSE = {
     "two heads swapped": swap_heads("q", "heads"),
-    "norm with 1 added": add_one("mlp_norm.weight"),
-    "gate and up swapped": exchange_parts(
-        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
-    ),
+    "norm with 1 added": add_one("mlp_norm"),
+    "gate and up swapped": exchange_parts("mlp.gate", "mlp.up", "gate_and_up_swapped"),
     "keys in the other order of RoPE": _rope_rows("k"),
     "RoPE base": change_key("rope.freq_base", times(10)),
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(100)),
-    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
-}
+    "output transposed": change_part("attention.o", "transposed", np.transpose),
+}  # fmt: skip
 _SOFTMAX = {
-    "rows of an expert permuted": _stacked("up.weight", "permuted", _rows_permuted),
-    "experts in another order": _stacked("down.weight", "expert_order", _experts_swapped),
-    "an expert copied": _stacked("gate.weight", "expert_copied", _expert_copied),
-    "rows of the router swapped": change_part(
-        "mlp.router.weight", "permuted", lambda rows: swapped_rows(rows, 0, 2, 1)
-    ),
+    "rows of an expert permuted": _stacked("up", "permuted", _rows_permuted),
+    "experts in another order": _stacked("down", "expert_order", _experts_swapped),
+    "an expert copied": _stacked("gate", "expert_copied", _expert_copied),
+    "rows of the router swapped": change_part("mlp.router", "permuted",
+        lambda rows: swapped_rows(rows, 0, 2, 1)),
     "experts used": change_key("expert_used_count", lambda count: count - 1),
-    "gate of the shared expert zero": zero_part("mlp.shared_gate.weight"),
-    "shared gate and up swapped": exchange_parts(
-        "mlp.shared.gate.weight", "mlp.shared.up.weight", "gate_and_up_swapped"
-    ),
-}
+    "gate of the shared expert zero": zero_part("mlp.shared_gate"),
+    "shared gate and up swapped": exchange_parts("mlp.shared.gate", "mlp.shared.up",
+        "gate_and_up_swapped"),
+}  # fmt: skip
 _SIGMOID = {
-    "correction missing": drop_part("mlp.correction.weight", "bias_dropped"),
-    "correction zero": zero_part("mlp.correction.weight"),
-    "correction negated": negate_part("mlp.correction.weight"),
+    "correction missing": drop_part("mlp.correction", "bias_dropped"),
+    "correction zero": zero_part("mlp.correction"),
+    "correction negated": negate_part("mlp.correction"),
     "groups used": change_key("expert_group_used_count", lambda count: count + 1),
     "scale of the shares": change_key("expert_weights_scale", times(2)),
     "shares not normalized": change_key("expert_weights_norm", opposite),
-    "rows of an expert permuted": _stacked("gate.weight", "permuted", _rows_permuted),
+    "rows of an expert permuted": _stacked("gate", "permuted", _rows_permuted),
 }
 _LATENT = {
-    "keys of heads transposed": change_part("attention.k_b.weight", None, _turned),
-    "values of two heads swapped": change_part(
-        "attention.v_b.weight", None, lambda heads: swapped_rows(heads, 0, 1, 1)
-    ),
-    "norm of the latent vector with 1 added": add_one("attention.kv_a_norm.weight"),
-    "norm of the queries' vector zero": zero_part("attention.q_a_norm.weight"),
-    "rows of the latent vector rolled": change_part("attention.kv_a.weight", "rolled", _rolled_far),
+    "keys of heads transposed": change_part("attention.k_b", None, _turned),
+    "values of two heads swapped": change_part("attention.v_b", None, _swap_two),
+    "norm of the latent vector with 1 added": add_one("attention.kv_a_norm"),
+    "norm of the queries' vector zero": zero_part("attention.q_a_norm"),
+    "rows of the latent vector rolled": change_part("attention.kv_a", "rolled", _rolled_far),
     "RoPE base": change_key("rope.freq_base", times(10)),
     "scale of the shares": change_key("expert_weights_scale", times(2)),
-}
+}  # fmt: skip
 _SINKS = {
-    "sinks negated": negate_part("attention.sinks.weight"),
-    "sinks zero": zero_part("attention.sinks.weight"),
-    "sinks missing": drop_part("attention.sinks.weight"),
+    "sinks negated": negate_part("attention.sinks"),
+    "sinks zero": zero_part("attention.sinks"),
+    "sinks missing": drop_part("attention.sinks"),
     "window": change_key("attention.sliding_window", lambda size: size // 2),
-    "gate and up of experts swapped": exchange_parts(
-        f"{_EXPERT}gate.weight", f"{_EXPERT}up.weight", "gate_and_up_swapped"
-    ),
+    "gate and up of experts swapped": exchange_parts(f"{_EXPERT}gate", f"{_EXPERT}up",
+        "gate_and_up_swapped"),
     "biases of experts zero": zero_part(f"{_EXPERT}down.bias"),
     "YaRN's factor": change_key("rope.scaling.factor", times(2)),
-}
+}  # fmt: skip
 _WINDOWS = {
-    "layers with a window": change_key(
-        "attention.sliding_window_pattern", lambda period: period - 1
-    ),
+    "layers with a window": change_key("attention.sliding_window_pattern",
+                                       lambda period: period - 1),
     "window": change_key("attention.sliding_window", lambda size: size // 2),
     "RoPE base of layers with a window": change_key("rope.freq_base_swa", times(5)),
     "RoPE base of the others": change_key("rope.freq_base", times(0.1)),
-    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
-    "norms swapped": exchange_parts(
-        "post_attention_norm.weight", "post_mlp_norm.weight", "norms_exchanged"
-    ),
+    "norm of queries with 1 added": add_one("attention.q_norm"),
+    "norms swapped": exchange_parts("post_attention_norm", "post_mlp_norm", "norms_exchanged"),
     "value heads swapped": swap_heads("v", "kv_heads"),
-}
+}  # fmt: skip
 _ENCODER = {
-    "positions one too far": change_part("position_embedding.weight", "shifted", _rolled),
-    "token types zero": zero_part("token_type_embedding.weight"),
-    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "positions one too far": change_part("position_embedding", "shifted", _rolled),
+    "token types zero": zero_part("token_type_embedding"),
+    "norms swapped": exchange_parts("attention_norm", "mlp_norm", "norms_exchanged"),
     "two heads swapped": swap_heads("v", "heads"),
-    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "output transposed": change_part("attention.o", "transposed", np.transpose),
     "epsilon": change_key("attention.layer_norm_epsilon", times(1e6)),
-    "query and key swapped": exchange_parts(
-        "attention.q.weight", "attention.k.weight", "query_and_key_swapped"
-    ),
-}
+    "query and key swapped": exchange_parts("attention.q", "attention.k", "query_and_key_swapped"),
+}  # fmt: skip
 _PARALLEL = {
     "one by one": change_key("use_parallel_residual", opposite),
     "rotated dimensions": change_key("rope.dimension_count", lambda size: size // 2),
     "parts of the projection in another order": change_part(
-        "attention.qkv.weight", "key_and_value_swapped",
+        "attention.qkv", "key_and_value_swapped",
         lambda rows: np.concatenate([rows[: len(rows) // 3], rows[2 * len(rows) // 3 :],
                                      rows[len(rows) // 3 : 2 * len(rows) // 3]]),
     ),
-    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "norm with 1 added": add_one("attention_norm.weight"),
+    "norms swapped": exchange_parts("attention_norm", "mlp_norm", "norms_exchanged"),
+    "norm with 1 added": add_one("attention_norm"),
     "bias zero": zero_part("attention.qkv.bias"),
     "RoPE base": change_key("rope.freq_base", times(10)),
 }  # fmt: skip
@@ -995,61 +976,49 @@ _MULTIPLIERS = {
     "residual": change_key("residual_scale", times(2)),
     "attention": change_key("attention.scale", times(2)),
     "logits": change_key("logit_scale", times(2)),
-    "embedding that was multiplied": change_part(
-        "embedding.weight", "scaled", lambda rows: rows * 12
-    ),
-    "queries that were multiplied": change_part(
-        "attention.q.weight", "scaled", lambda rows: rows * 2
-    ),
-}
+    "embedding that was multiplied": change_part("embedding", "scaled", lambda rows: rows * 12),
+    "queries that were multiplied": change_part("attention.q", "scaled", lambda rows: rows * 2),
+}  # fmt: skip
 _NORMS_APART = {
-    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
-    "norm of keys zero": zero_part("attention.k_norm.weight"),
-    "norm of queries negated": negate_part("attention.q_norm.weight"),
-    "norms of two heads swapped": change_part(
-        "attention.q_norm.weight", "permuted", lambda heads: swapped_rows(heads, 0, 1, 1)
-    ),
-    "norm of keys missing": drop_part("attention.k_norm.weight"),
+    "norm of queries with 1 added": add_one("attention.q_norm"),
+    "norm of keys zero": zero_part("attention.k_norm"),
+    "norm of queries negated": negate_part("attention.q_norm"),
+    "norms of two heads swapped": change_part("attention.q_norm", "permuted", _swap_two),
+    "norm of keys missing": drop_part("attention.k_norm"),
     "logits": change_key("logit_scale", times(2)),
     "two heads swapped": swap_heads("q", "heads"),
-}
+}  # fmt: skip
 _NORMS_AFTER = {
-    "norms swapped": exchange_parts(
-        "post_attention_norm.weight", "post_mlp_norm.weight", "norms_exchanged"
-    ),
-    "norm of all queries with 1 added": add_one("attention.q_norm.weight"),
-    "norm of all keys zero": zero_part("attention.k_norm.weight"),
-    "norm of all queries negated": negate_part("attention.q_norm.weight"),
-    "norm missing": drop_part("post_mlp_norm.weight"),
+    "norms swapped": exchange_parts("post_attention_norm", "post_mlp_norm", "norms_exchanged"),
+    "norm of all queries with 1 added": add_one("attention.q_norm"),
+    "norm of all keys zero": zero_part("attention.k_norm"),
+    "norm of all queries negated": negate_part("attention.q_norm"),
+    "norm missing": drop_part("post_mlp_norm"),
     "two heads swapped": swap_heads("q", "heads"),
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e4)),
-}
+}  # fmt: skip
 _INNER_NORMS = {
-    "norm of attention's output with 1 added": add_one("attention.inner_norm.weight"),
-    "norm of the MLP's product zero": zero_part("mlp.inner_norm.weight"),
-    "norm of the MLP's product negated": negate_part("mlp.inner_norm.weight"),
-    "norm missing": drop_part("attention.inner_norm.weight"),
-    "gate and up swapped": exchange_parts(
-        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
-    ),
-    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
+    "norm of attention's output with 1 added": add_one("attention.inner_norm"),
+    "norm of the MLP's product zero": zero_part("mlp.inner_norm"),
+    "norm of the MLP's product negated": negate_part("mlp.inner_norm"),
+    "norm missing": drop_part("attention.inner_norm"),
+    "gate and up swapped": exchange_parts("mlp.gate", "mlp.up", "gate_and_up_swapped"),
+    "norms swapped": exchange_parts("attention_norm", "mlp_norm", "norms_exchanged"),
     "value heads swapped": swap_heads("v", "kv_heads"),
-}
+}  # fmt: skip
 _OUTPUT_GATE = {
-    "gate of attention zero": zero_part("attention.gate.weight"),
-    "gate of attention negated": negate_part("attention.gate.weight"),
-    "gate of attention missing": drop_part("attention.gate.weight"),
-    "gate of attention transposed": change_part(
-        "attention.gate.weight", "transposed", lambda rows: rows.T
-    ),
-    "norm of keys with 1 added": add_one("attention.k_norm.weight"),
+    "gate of attention zero": zero_part("attention.gate"),
+    "gate of attention negated": negate_part("attention.gate"),
+    "gate of attention missing": drop_part("attention.gate"),
+    "gate of attention transposed": change_part("attention.gate", "transposed", np.transpose),
+    "norm of keys with 1 added": add_one("attention.k_norm"),
     "window": change_key("attention.sliding_window", lambda size: size // 2),
     "scale of the shares": change_key("expert_weights_scale", times(2)),
-}
+}  # fmt: skip
 _CHUNKED = {
     "keys in the other order of RoPE": _rope_rows("k"),
-    "experts in another order": _stacked("down.weight", "expert_order", _experts_swapped),
-    "an expert copied": _stacked("up.weight", "expert_copied", _expert_copied),
+    "experts in another order": _stacked("down", "expert_order", _experts_swapped),
+    "an expert copied": _stacked("up", "expert_copied", _expert_copied),
     "rows of the router swapped": _SOFTMAX["rows of the router swapped"],
     "shared gate and up swapped": _SOFTMAX["shared gate and up swapped"],
     "experts used": change_key("expert_used_count", lambda count: count - 1),
@@ -1059,16 +1028,16 @@ _XIELU = {
     "slopes above 0": change_layer_key("xielu.alpha_p", 0.5),
     "slopes below 0": change_layer_key("xielu.alpha_n", 0.5),
     "linear part": change_layer_key("xielu.beta", 0.5),
-    "norm of queries with 1 added": add_one("attention.q_norm.weight"),
-    "up zero": zero_part("mlp.up.weight"),
-    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "norm of queries with 1 added": add_one("attention.q_norm"),
+    "up zero": zero_part("mlp.up"),
+    "output transposed": change_part("attention.o", "transposed", np.transpose),
     "two heads swapped": swap_heads("v", "kv_heads"),
 }
 _DECODER = 3
 _ENCODER_DECODER = {
-    "distances of the decoder one too far": change_part("decoder_bias.weight", "shifted", _rolled),
-    "distances of the encoder zero": zero_part("encoder_bias.weight"),
-    "distances of the encoder negated": negate_part("encoder_bias.weight"),
+    "distances of the decoder one too far": change_part("decoder_bias", "shifted", _rolled),
+    "distances of the encoder zero": zero_part("encoder_bias"),
+    "distances of the encoder negated": negate_part("encoder_bias"),
     "query and key of cross-attention swapped": BlockFault(
         lambda files: files.exchange(
             of("cross.q.weight", _DECODER), of("cross.k.weight", _DECODER)
@@ -1078,47 +1047,42 @@ _ENCODER_DECODER = {
     "norm of cross-attention with 1 added": BlockFault(
         changed(of("cross_norm.weight", _DECODER), lambda weight: weight + 1), "norm_offset"
     ),
-    "cross-attention zero": BlockFault(
-        changed(of("cross.o.weight", _DECODER), np.zeros_like), "zeroed"
-    ),
-    "gate and up swapped": exchange_parts(
-        "mlp.gate.weight", "mlp.up.weight", "gate_and_up_swapped"
-    ),
+    "cross-attention zero": BlockFault(changed(of("cross.o.weight", _DECODER), np.zeros_like),
+                                       "zeroed"),
+    "gate and up swapped": exchange_parts("mlp.gate", "mlp.up", "gate_and_up_swapped"),
     "first token of the decoder": change_key("decoder_start_token_id", lambda token: token + 5),
-}
+}  # fmt: skip
 _ALIBI = {
     "slopes": change_key("attention.max_alibi_bias", times(2)),
-    "norm with 1 added": add_one("attention_norm.weight"),
+    "norm with 1 added": add_one("attention_norm"),
     "parts of the projection in another order": _PARALLEL[
         "parts of the projection in another order"
     ],
-    "norms swapped": exchange_parts("attention_norm.weight", "mlp_norm.weight", "norms_exchanged"),
-    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
-    "up zero": zero_part("mlp.up.weight"),
+    "norms swapped": exchange_parts("attention_norm", "mlp_norm", "norms_exchanged"),
+    "output transposed": change_part("attention.o", "transposed", np.transpose),
+    "up zero": zero_part("mlp.up"),
 }
 _LEARNED = {
-    "positions one too far": change_part("position_embedding.weight", "shifted", _rolled),
-    "positions zero": zero_part("position_embedding.weight"),
+    "positions one too far": change_part("position_embedding", "shifted", _rolled),
+    "positions zero": zero_part("position_embedding"),
     "bias zero": zero_part("attention.qkv.bias"),
     "bias of the norm negated": negate_part("mlp_norm.bias"),
-    "output transposed": change_part("attention.o.weight", "transposed", lambda rows: rows.T),
+    "output transposed": change_part("attention.o", "transposed", np.transpose),
     "epsilon": change_key("attention.layer_norm_epsilon", times(1e4)),
 }
 _LAYER_INPUTS = {
-    "embeddings of layers zero": zero_part("layer_inputs.embedding.weight"),
-    "embeddings of layers one token too far": change_part(
-        "layer_inputs.embedding.weight", "shifted", _rolled
-    ),
-    "norm of layers' embeddings with 1 added": add_one("layer_inputs.norm.weight"),
-    "gate of a layer's embedding negated": negate_part("layer_input.gate.weight"),
-    "norm of a layer's input zero": zero_part("layer_input.norm.weight"),
-    "scale of a layer zero": zero_part("scale.weight"),
-}
+    "embeddings of layers zero": zero_part("layer_inputs.embedding"),
+    "embeddings of layers one token too far": change_part("layer_inputs.embedding", "shifted",
+        _rolled),
+    "norm of layers' embeddings with 1 added": add_one("layer_inputs.norm"),
+    "gate of a layer's embedding negated": negate_part("layer_input.gate"),
+    "norm of a layer's input zero": zero_part("layer_input.norm"),
+    "scale of a layer zero": zero_part("scale"),
+}  # fmt: skip
 _SHARED_KEYS = {
     "shared keys zero": BlockFault(changed(of("attention.k.weight", 3), np.zeros_like), "zeroed"),
-    "shared values negated": BlockFault(
-        changed(of("attention.v.weight", 3), np.negative), "scaled"
-    ),
+    "shared values negated": BlockFault(changed(of("attention.v.weight", 3), np.negative),
+                                        "scaled"),
     "norm of shared keys with 1 added": BlockFault(
         changed(of("attention.k_norm.weight", 3), lambda weight: weight + 1), "norm_offset"
     ),
@@ -1127,27 +1091,26 @@ _SHARED_KEYS = {
     ),
     "window": change_key("attention.sliding_window", lambda size: size // 2),
     "RoPE base of layers with a window": change_key("rope.freq_base_swa", times(5)),
-}
+}  # fmt: skip
 _STREAMS_block = {
-    "coefficients of the prediction zero": zero_part("altup.prediction.weight"),
-    "coefficients of the correction negated": negate_part("altup.correction.weight"),
-    "norm of the router with 1 added": add_one("altup.norm.weight"),
-    "rows of the router swapped": change_part(
-        "altup.router.weight", "permuted", lambda rows: swapped_rows(rows, 0, 2, 1)
-    ),
-    "scale of the corrected stream zero": zero_part("corrected_scale.weight"),
-    "projections of Laurel zero": zero_part("laurel.right.weight"),
-    "norm of Laurel with 1 added": add_one("laurel.norm.weight"),
+    "coefficients of the prediction zero": zero_part("altup.prediction"),
+    "coefficients of the correction negated": negate_part("altup.correction"),
+    "norm of the router with 1 added": add_one("altup.norm"),
+    "rows of the router swapped": change_part("altup.router", "permuted",
+        lambda rows: swapped_rows(rows, 0, 2, 1)),
+    "scale of the corrected stream zero": zero_part("corrected_scale"),
+    "projections of Laurel zero": zero_part("laurel.right"),
+    "norm of Laurel with 1 added": add_one("laurel.norm"),
     "stream": change_key("altup.active_idx", lambda stream: stream + 1),
     "sparsity of a layer": change_layer_key("gemma3n.activation_sparsity_scale", 0.5),
-}
+}  # fmt: skip
 _LATENT_EXPERTS = {
-    "projection of the sum zero": zero_part("mlp.latent_out.weight"),
-    "rows of the projection rolled": change_part("mlp.latent_in.weight", "rolled", _rolled_far),
-    "projection of the sum negated": negate_part("mlp.latent_out.weight"),
+    "projection of the sum zero": zero_part("mlp.latent_out"),
+    "rows of the projection rolled": change_part("mlp.latent_in", "rolled", _rolled_far),
+    "projection of the sum negated": negate_part("mlp.latent_out"),
     "experts used": change_key("expert_used_count", lambda count: count - 1),
     "scale of the shares": change_key("expert_weights_scale", times(2)),
-    "correction zero": zero_part("mlp.correction.weight"),
+    "correction zero": zero_part("mlp.correction"),
 }
 # By the kind of block: a case of a family that has it, and the faults.
 KINDS: dict[str, tuple[str, dict[str, BlockFault]]] = {
@@ -1216,7 +1179,6 @@ def _write(source: Path, out: Path, kind: str, change: Callable[..., np.uint16])
 TEMPLATE = "{% for message in messages %}\n{{ message['content'] }}\n{% endfor %}"
 PADDING, USERS = 2, 511
 Metadata = dict[str, MetadataValue]
-Documents = dict[str, Any]
 
 
 class MetadataFault(NamedTuple):
@@ -1401,12 +1363,6 @@ def _ends(directory: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         with edited(directory, name) as content:
             content["eos_token_id"] = 7
-
-
-def _no_ends(directory: Path) -> None:
-    for name in ("config.json", "generation_config.json"):
-        with edited(directory, name) as content:
-            del content["eos_token_id"]
 
 
 def _fewer_heads(directory: Path) -> None:

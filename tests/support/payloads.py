@@ -199,9 +199,8 @@ TRICKS: dict[str, bytes] = {
     "a name by GET with a NUL": (
         text(__name__) + b"p0\0\n0" + _stacked(b"g0\0 of 7\n", text("run"))
     ),
-    "a name that was duplicated": text("run") + b"0" + text(__name__) + b"20" + _stacked(
-        b"", text("run")
-    ),
+    "a name that was duplicated": text("run") + b"0" + text(__name__) + b"20" + _stacked(b"",
+                                       text("run")),
     "a name below a tuple": text(__name__) + b"N\x850" + _stacked(b"", text("run")),
 }  # fmt: skip
 
@@ -290,14 +289,11 @@ CONTAINERS: dict[str, Container] = {
         lambda raw: b"\x1f\x8b\x08\x08" + bytes(6) + b"a\0" + gzip.compress(raw)[10:],
         gzip.decompress,
     ),
-    "gzip in two": Container(
-        lambda raw: gzip.compress(raw[:5]) + gzip.compress(raw[5:]), gzip.decompress
-    ),
+    "gzip in two": Container(lambda raw: gzip.compress(raw[:5]) + gzip.compress(raw[5:]),
+                             gzip.decompress),
     "bzip2": Container(bz2.compress, bz2.decompress),
     "xz": Container(lzma.compress, lzma.decompress),
-    "LZMA": Container(
-        lambda raw: lzma.compress(raw, format=lzma.FORMAT_ALONE), lzma.decompress
-    ),
+    "LZMA": Container(lambda raw: lzma.compress(raw, format=lzma.FORMAT_ALONE), lzma.decompress),
     "zlib": Container(zlib.compress, zlib.decompress),
     "zlib of another level": Container(lambda raw: zlib.compress(raw, 1, 9), zlib.decompress),
     "ZFile": Container(_zfile, lambda raw: zlib.decompress(raw[21:])),
@@ -446,9 +442,8 @@ LIVE: dict[str, bytes] = {
     "getattr of getattr": whole(call(_GOT, SHELL)),
     "attrgetter": whole(call(call(call("operator.attrgetter", "system"), _IMPORTED), SHELL)),
     "methodcaller": whole(call(call("operator.methodcaller", "system", SHELL), _IMPORTED)),
-    "a name with dots": whole(
-        stacked("os", "path.os.system") + many(text(SHELL)) + REDUCE, protocol=4
-    ),
+    "a name with dots": whole(stacked("os", "path.os.system") + many(text(SHELL)) + REDUCE,
+                              protocol=4),
     "a partial": whole(call(call("functools.partial", named("os.system"), SHELL))),
     "a deque of a map": whole(
         call("collections.deque", call("builtins.map", named("os.system"), many(text(SHELL))))
@@ -468,9 +463,7 @@ LIVE: dict[str, bytes] = {
     "OBJ of a class": whole(MARK + named("subprocess.Popen") + many(text("true")) + b"o"),
     "INST of a class": b"((S'true'\ntisubprocess\nPopen\n.",
     "NEWOBJ": whole(named("_io.FileIO") + many() + b"\x81" + _SYSTEM),
-    "NEWOBJ_EX": whole(
-        named("ctypes.CDLL") + many() + mapping() + b"\x92" + _SYSTEM, protocol=4
-    ),
+    "NEWOBJ_EX": whole(named("ctypes.CDLL") + many() + mapping() + b"\x92" + _SYSTEM, protocol=4),
     "__setstate__": whole(
         call("functools.partial", named("builtins.print")) + put(0)
         + many(named("os.system"), many(text(SHELL)), mapping(), NONE) + BUILD
@@ -565,9 +558,8 @@ OTHERS: dict[str, bytes] = {
     "an encoding": whole(call("_codecs.encode", _SYSTEM, "rot13")),
     "a path of a call": whole(call("pathlib.PosixPath", "..", "..", NOWHERE)),
     "a call of a call of a call": whole(call(call(call("a.b")))),
-    "a name with line feeds": whole(
-        stacked("os\nsystem", "a\nb") + many(text(SHELL)) + REDUCE, protocol=4
-    ),
+    "a name with line feeds": whole(stacked("os\nsystem", "a\nb") + many(text(SHELL)) + REDUCE,
+                                    protocol=4),
     "a name with control codes": whole(
         call(stacked("\x1b[2J\x1b]0;attacked\x07", "\x1b[31m\r\u202ea")), protocol=4
     ),
@@ -763,9 +755,8 @@ AMPLIFYING: dict[str, Made] = {
     "laughing tuples": _laughs(lambda below: below + below + b"\x86"),
     "laughing dicts": _laughs(lambda below: mapping(text("a") + below, text("b") + below)),
     "laughing calls": _laughs(lambda below: named("a.b") + below + below + b"\x86" + REDUCE),
-    "laughing states": _laughs(
-        lambda below: call("a.b") + below + BUILD + below + BUILD, call("a.b")
-    ),
+    "laughing states": _laughs(lambda below: call("a.b") + below + BUILD + below + BUILD,
+                               call("a.b")),
     "laughing types": _laughs(
         lambda below: named("torch._tensor._rebuild_from_type_v2")
         + many(named("torch.Size"), NONE, below + below + b"\x86" + b"\x85", NONE) + REDUCE
@@ -800,27 +791,22 @@ AMPLIFYING: dict[str, Made] = {
         named("torch._tensor._rebuild_from_type_v2")
         + many(named("torch._utils._rebuild_parameter"), NONE, get(0), NONE) + REDUCE, n
     ),
-    "sets of a list": lambda n: _kept(
-        b"(" + NONE * n + b"l", named("builtins.set") + get(0) + b"\x85" + REDUCE, n
-    ),
-    "sets of a tuple": lambda n: _kept(
-        _all(n), named("builtins.frozenset") + get(0) + b"\x85" + REDUCE, n
-    ),
-    "sparse tensors of many parts": lambda n: _kept(
-        _all(n), named("torch._utils._rebuild_sparse_tensor") + NONE + get(0) + b"\x86" + REDUCE, n
-    ),
+    "sets of a list": lambda n: _kept(b"(" + NONE * n + b"l",
+                                      named("builtins.set") + get(0) + b"\x85" + REDUCE, n),
+    "sets of a tuple": lambda n: _kept(_all(n),
+                                       named("builtins.frozenset") + get(0) + b"\x85" + REDUCE, n),
+    "sparse tensors of many parts": lambda n: _kept(_all(n),
+        named("torch._utils._rebuild_sparse_tensor") + NONE + get(0) + b"\x86" + REDUCE, n),
     "marks": lambda n: whole(b"(" * n + b"t" * n),
-    "arguments that are many": lambda n: _kept(
-        _all(n), named("torch._utils._rebuild_parameter") + get(0) + REDUCE, n
-    ),
+    "arguments that are many": lambda n: _kept(_all(n),
+        named("torch._utils._rebuild_parameter") + get(0) + REDUCE, n),
     "arguments of objects": lambda n: _kept(_all(n), named("a.b") + get(0) + REDUCE, n),
     "a path": _called("pathlib.PosixPath", many(*[text("a" * 256)] * 64)),
     "a device": _called("torch.device", many(text("cuda"), integer(1 << 14_000))),
     "an array of too many arguments": _called(f"{_MULTIARRAY}._reconstruct", b"long"),
     "an object of too many arguments": _called("copyreg._reconstructor", b"long"),
-    "bytes of a text": lambda n: _kept(
-        _long(n), named("_codecs.encode") + get(0) + b"\x85" + REDUCE, n
-    ),
+    "bytes of a text": lambda n: _kept(_long(n),
+                                       named("_codecs.encode") + get(0) + b"\x85" + REDUCE, n),
     "states of a dtype": _built(call("numpy.dtype", "f4"), lambda n: many(
         integer(3), text("<"), NONE, NONE, NONE, *[NONE] * n)),
     "states of an array": _built(_ARRAY, _all),
@@ -844,9 +830,8 @@ AMPLIFYING: dict[str, Made] = {
     "texts in metadata": _metadata(_long, get(0)),
     "keys in metadata": _metadata(_long, b"}" + get(0) + b"K\1s"),
     "a number in metadata": _metadata(lambda n: integer(1 << 8 * n), get(0)),
-    "arrays over a text": lambda n: _kept(
-        _long(n) + put(1) + b"0" + _DTYPE + put(2), _array_of(get(1), get(2)), n
-    ),
+    "arrays over a text": lambda n: _kept(_long(n) + put(1) + b"0" + _DTYPE + put(2),
+        _array_of(get(1), get(2)), n),
     "arrays of nothing known over a text": lambda n: _kept(
         _long(n) + put(1) + b"0" + call("numpy.dtype", "O8") + put(2),
         _array_of(get(1), get(2)), n

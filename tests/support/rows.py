@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,14 +119,6 @@ def example(rows: str, importance: str) -> tuple[F32, F32 | None]:
     """Return rows and their importance by their names; always the same."""
     rng = np.random.default_rng(20)
     return ROWS[rows](rng), IMPORTANCE[importance](rng)
-
-
-@cache
-def blocks_of_example(encoding: str, rows: str, importance: str) -> U8:
-    """Return what the definition makes of an example, which takes most of the time of its tests."""
-    blocks = encoded(definition(ENCODINGS[encoding]), encoding, *example(rows, importance))
-    blocks.flags.writeable = False
-    return blocks
 
 
 def required(encoding: str, rows: F32, importance: F32 | None) -> F32 | None:
