@@ -280,7 +280,7 @@ REAL = [dtype for dtype in DType if not dtype.is_complex]
 SMALL = [dtype for dtype in REAL if dtype.encoding.size <= 2]
 
 
-def every_number_exact(dtype: DType) -> Numbers:
+def all_codes(dtype: DType) -> Numbers:
     if dtype is DType.bool:
         return np.array([False, True])
     count = 1 << 8 * dtype.encoding.size
@@ -307,7 +307,7 @@ def test_a_conversion_is_exact_if_it_changes_no_number(source: DType, target: DT
     if source.is_float and not target.is_float:
         assert not is_exact(source.encoding, target.encoding)
         return
-    numbers = not_refused(every_number_exact(source), target)
+    numbers = not_refused(all_codes(source), target)
     with np.errstate(invalid="ignore"):
         before = numbers.astype(np.float64)
         after = convert(numbers, target).astype(np.float64)
@@ -346,9 +346,9 @@ def test_to_blocks_only_the_same_blocks_are_exact(source: object) -> None:
 # The fast ways between float32 and narrower floats give the bits of NumPy and ml_dtypes.
 
 
-NARROW_NARROW_FLOATS = [d for d in DType if d.is_float and d.encoding.size <= 2]
+OF_UP_TO_16_BITS = [d for d in DType if d.is_float and d.encoding.size <= 2]
 to_each = each("dtype", LAYOUTS, ids=lambda dtype: dtype.value)
-from_each = each("source", NARROW_NARROW_FLOATS, ids=lambda dtype: dtype.value)
+from_each = each("source", OF_UP_TO_16_BITS, ids=lambda dtype: dtype.value)
 
 
 def bits(numbers: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -363,7 +363,7 @@ def codes(dtype: DType) -> NDArray[np.generic]:
     return numbers
 
 
-def hard_numbers_narrow_floats() -> NDArray[np.float32]:
+def float32_of_all_exponents() -> NDArray[np.float32]:
     """Return float32 of all exponents and both signs, one exponent to a row.
 
     The significands are those between which rounding to fewer bits decides, and some at random.
@@ -409,7 +409,7 @@ def test_layouts_are_those_of_ml_dtypes(dtype: DType) -> None:
 
 @to_each
 def test_numbers_of_every_exponent_are_rounded_as_defined(dtype: DType) -> None:
-    numbers = hard_numbers_narrow_floats().reshape(-1)
+    numbers = float32_of_all_exponents().reshape(-1)
     if dtype is not DType.bfloat16:
         numbers = numbers[np.abs(numbers) <= LAYOUTS[dtype].largest]
         assert LAYOUTS[dtype].largest / 2 < numbers.max()
@@ -433,7 +433,7 @@ def test_numbers_that_are_too_large_or_not_finite_change_nothing(
     dtype: DType, measure: bool
 ) -> None:
     # Each row by itself: it takes one such number for another way.
-    for numbers in hard_numbers_narrow_floats():
+    for numbers in float32_of_all_exponents():
         made, _ = recast(numbers, dtype, measure=measure)
         assert np.array_equal(bits(made), bits(convert(numbers, dtype)))
 

@@ -606,7 +606,7 @@ def test_the_flags_that_the_note_on_yarn_gives_make_llama_cpp_exact(
 # Quantizing loses as much precision as llama.cpp's own quantization of the same weights.
 
 
-TYPES_QUALITY = ["Q8_0", "Q4_K_M"]
+RECIPES = ["Q8_0", "Q4_K_M"]
 
 
 def quantized_by_ggml(ours: Path, plain: Path, out: Path) -> None:
@@ -636,7 +636,7 @@ def windows_of(model: Path, text: str, count: int, length: int) -> list[list[int
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", TYPES_QUALITY)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_quantizing_tiny_llama_costs_what_it_costs_in_llama_cpp(
     kind: str, tiny_llama: Path, converted: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -648,7 +648,7 @@ def test_quantizing_tiny_llama_costs_what_it_costs_in_llama_cpp(
 
 @pytest.mark.long
 @pytest.mark.real
-@pytest.mark.parametrize("kind", TYPES_QUALITY)
+@pytest.mark.parametrize("kind", RECIPES)
 def test_quantizing_smollm2_costs_what_it_costs_in_llama_cpp(
     kind: str, tiny_llama: Path, smollm2: Path, converted: Callable[..., Path], tmp_path: Path
 ) -> None:

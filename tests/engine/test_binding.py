@@ -377,7 +377,7 @@ def test_bytes_of_a_weight_of_no_encoding_are_numbers() -> None:
 # Shards take their part of the whole tensor, wherever that is, or the entry of their own name.
 
 
-Q8_0_SHARD_BINDING, Q4_0, Q4_K = (QuantizationEncoding[name] for name in ("Q8_0", "Q4_0", "Q4_K"))
+Q4_0, Q4_K = QuantizationEncoding.Q4_0, QuantizationEncoding.Q4_K
 CPUS = [DeviceRef.CPU()] * 2
 WHOLE = numbers(6, 96)
 ROWS, COLUMNS = ShardingStrategy.rowwise(2), ShardingStrategy.columnwise(2)
@@ -494,7 +494,7 @@ def test_a_replicated_weight_is_read_once_and_each_shard_is_all_of_it(tmp_path: 
 
 
 @each("strategy", [ROWS, COLUMNS], ids=["rows", "columns"])
-@each("encoding", [Q8_0_SHARD_BINDING, Q4_0, Q4_K], ids=str)
+@each("encoding", [Q8_0, Q4_0, Q4_K], ids=str)
 @each("resident", [False, True])
 def test_blocks_are_cut_as_blocks(
     tmp_path: Path, strategy: ShardingStrategy, encoding: QuantizationEncoding, resident: bool
@@ -509,7 +509,7 @@ def test_blocks_are_cut_as_blocks(
 
 
 def test_blocks_may_be_taken_for_the_numbers_in_them(tmp_path: Path) -> None:
-    registry = in_gguf(tmp_path, WHOLE, Q8_0_SHARD_BINDING)
+    registry = in_gguf(tmp_path, WHOLE, Q8_0)
     held = numbers_in(registry)
     same(parts_of(registry, whole(ROWS)), [held[:3], held[3:]])
     thirds = Weight("w", F32, WHOLE.shape, sharding_strategy=ShardingStrategy.columnwise(3))
@@ -519,8 +519,8 @@ def test_blocks_may_be_taken_for_the_numbers_in_them(tmp_path: Path) -> None:
 
 @each("resident", [False, True])
 def test_bytes_are_cut_as_the_blocks_that_they_are_declared_to_be(resident: bool) -> None:
-    data, held = in_blocks(WHOLE, Q8_0_SHARD_BINDING)
-    weight = whole(COLUMNS, quantization_encoding=Q8_0_SHARD_BINDING)
+    data, held = in_blocks(WHOLE, Q8_0)
+    weight = whole(COLUMNS, quantization_encoding=Q8_0)
     for raw in (data, data.to_numpy(), data.to_numpy().reshape(-1)):
         found = parts_of({"w": raw}, weight, resident=resident)
         same(found, [held[:, :64], held[:, 64:]])
@@ -534,9 +534,9 @@ def test_numbers_of_another_dtype_are_cut_and_then_converted(tmp_path: Path) -> 
 
 def test_what_a_tree_was_asked_for_is_cut_as_it_was_asked_for(tmp_path: Path) -> None:
     tree = file_of(tmp_path, w=WHOLE)
-    weight = tree.w.allocate(quantization_encoding=Q8_0_SHARD_BINDING)
+    weight = tree.w.allocate(quantization_encoding=Q8_0)
     weight.sharding_strategy = COLUMNS
-    _, held = in_blocks(WHOLE, Q8_0_SHARD_BINDING)
+    _, held = in_blocks(WHOLE, Q8_0)
     same(parts_of(tree, weight), [held[:, :64], held[:, 64:]])
 
 
@@ -653,7 +653,7 @@ def test_an_entry_of_its_own_with_another_shape_is_named_and_the_whole_is_not_ta
 
 
 def test_a_whole_in_blocks_that_the_part_would_break_is_named(tmp_path: Path) -> None:
-    text = refusal(in_gguf(tmp_path, WHOLE, Q8_0_SHARD_BINDING), *whole(COLUMNS).shard(CPUS))
+    text = refusal(in_gguf(tmp_path, WHOLE, Q8_0), *whole(COLUMNS).shard(CPUS))
     assert text.startswith("2 weights of graph `giving` cannot be loaded:")
     assert (
         "`w.shard.1`: stored as Q8_0 [6, 96]; 48 to 96 of axis 1 would split blocks of 32 elements"

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import joined_program
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-
-import joined_program
-from each import each
 from joined_program import WAIT, numbers
+
+from each import each
 from once import once, shared
 from rank_processes import torchrun
 from runs import executed

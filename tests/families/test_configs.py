@@ -499,10 +499,6 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def known_config_writing(document: Document) -> Any:
-    return AutoConfig.for_model(**json.loads(json.dumps(document)))
-
-
 def head_dim(config: Any) -> int:
     """Return the length of heads as the modeling code finds it."""
     given = getattr(config, "head_dim", None)
@@ -526,8 +522,8 @@ def rotations(config: Any) -> Any:
 @each("name", DOCUMENTS)
 def test_a_config_is_to_transformers_what_it_was_before_it_became_metadata(name: str) -> None:
     expected, found = (
-        known_config_writing(DOCUMENTS[name]),
-        known_config_writing(crossed(DOCUMENTS[name])),
+        known(DOCUMENTS[name]),
+        known(crossed(DOCUMENTS[name])),
     )
     theirs, ours = expected.to_dict(), found.to_dict()
     assert {k: v for k, v in ours.items() if k not in UNREAD} == {
@@ -833,7 +829,7 @@ def test_longrope_with_factors_for_other_pairs_is_refused() -> None:
 PIXELS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
 
-def read_tower_configs(kind: str, **changes: Any) -> Read:
+def read_tower(kind: str, **changes: Any) -> Read:
     """Read a config.json of a type; `vision_config` and `audio_config` are objects."""
     tower = find_tower(kind)
     assert tower is not None
@@ -857,10 +853,10 @@ def test_the_large_encoder_of_internvl_has_norms_of_queries_and_no_biases_of_nor
         "use_qk_norm": True,
         "image_size": [448, 448],
     }
-    found = names("internvl", read_tower_configs("internvl", vision_config=large))
+    found = names("internvl", read_tower("internvl", vision_config=large))
     assert {"v.blk.44.attn_q_norm.weight", "v.blk.0.ln1.weight", "v.class_embd"} <= found
     assert not {"v.blk.0.ln1.bias", "v.blk.0.attn_q.bias"} & found
-    usual = names("internvl", read_tower_configs("internvl"))
+    usual = names("internvl", read_tower("internvl"))
     assert {"v.blk.0.ln1.bias", "v.blk.0.attn_out.bias", "v.blk.0.ls1.weight"} <= usual
     assert "v.blk.0.attn_q_norm.weight" not in usual
 
@@ -886,7 +882,7 @@ def test_what_gguf_does_not_state_of_internvl_is_refused(
     changes: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ArchitectureError, match=re.escape(text)):
-        read_tower_configs("internvl", **changes)
+        read_tower("internvl", **changes)
 
 
 @each(
@@ -904,7 +900,7 @@ def test_what_gguf_does_not_state_of_audio_encoders_is_refused(
     kind: str, changes: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ArchitectureError, match=re.escape(text)):
-        read_tower_configs(kind, **changes)
+        read_tower(kind, **changes)
 
 
 @each(
@@ -921,13 +917,13 @@ def test_what_gguf_does_not_state_of_audio_encoders_is_refused(
 )
 def test_what_gguf_does_not_state_of_gemma_4_is_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ArchitectureError, match=re.escape(text)):
-        read_tower_configs("gemma4", **changes)
+        read_tower("gemma4", **changes)
 
 
 @each("kind", ["qwen2_audio", "voxtral", "audioflamingo3"])
 def test_sizes_have_whispers_own_names_or_the_usual_ones(kind: str) -> None:
-    usual = read_tower_configs(kind, audio_config={"hidden_size": 64, "intermediate_size": 256})
-    own = read_tower_configs(kind, audio_config={"d_model": 64, "encoder_ffn_dim": 256})
+    usual = read_tower(kind, audio_config={"hidden_size": 64, "intermediate_size": 256})
+    own = read_tower(kind, audio_config={"d_model": 64, "encoder_ffn_dim": 256})
     assert usual.config == own.config
     assert "a.blk.0.attn_k.bias" not in names(kind, own)
     assert {"a.conv1d.2.bias", "a.blk.0.attn_v.bias", "a.post_ln.weight"} <= names(kind, own)

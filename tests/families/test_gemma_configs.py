@@ -526,7 +526,7 @@ def test_embeddings_are_scaled_by_a_number_of_the_activations_dtype(name: str) -
 # Gemma 3n with other sizes than llama.cpp has, and the text model of a multimodal checkpoint.
 
 
-TOKENS_GEMMA3N = [3, 90, 17, 95, 4, 61, 88, 5, 20, 7]
+TEN = [3, 90, 17, 95, 4, 61, 88, 5, 20, 7]
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {
     "vocab_size": 100, "vocab_size_per_layer_input": 80, "hidden_size": 32, "num_hidden_layers": 5,
@@ -558,7 +558,7 @@ def make(path: Path, **stated: Any) -> NDArray[np.float32]:
             else:
                 parameter.copy_((1.0 if name.endswith("norm.weight") else 0.0) + 0.2 * noise)
     model.save_pretrained(path)
-    return run_transformers(model, TOKENS_GEMMA3N)
+    return run_transformers(model, TEN)
 
 
 def run_both(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
@@ -566,7 +566,7 @@ def run_both(path: Path, grid: Grid | None = None) -> NDArray[np.float32]:
     network = build_network(found)
     if grid is not None:
         network = parallel(network, [CPU] * grid.ranks, grid=grid)
-    (output,) = executed(network.graph(), np.array([TOKENS_GEMMA3N]), weights=found.weights)
+    (output,) = executed(network.graph(), np.array([TEN]), weights=found.weights)
     logits: NDArray[np.float32] = output[0]
     return logits
 
@@ -660,8 +660,7 @@ def test_layers_that_share_keys_have_copies_of_them_in_gguf_only(tmp_path: Path)
 # Gemma 4 without encoders (`gemma4_unified`): GGUF has it as any other Gemma 4.
 
 
-TOKENS_GEMMA4_UNIFIED = [3, 90, 17, 95, 4, 61, 88, 5, 20, 7]
-SIZES_GEMMA4_UNIFIED: dict[str, Any] = {
+UNIFIED: dict[str, Any] = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "global_head_dim": 64,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -673,27 +672,23 @@ def test_the_text_model_is_computed_as_transformers_does_and_comes_back_from_ggu
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
-    config = Gemma4UnifiedTextConfig(**SIZES_GEMMA4_UNIFIED)
+    config = Gemma4UnifiedTextConfig(**UNIFIED)
     model = Gemma4UnifiedForCausalLM._from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path / "model")
-    expected = run_transformers(model, TOKENS_GEMMA4_UNIFIED)
+    expected = run_transformers(model, TEN)
     convert(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
     for path in (tmp_path / "model", tmp_path / "model.gguf"):
         found = recognize(open_weights(path))
         network = build_network(found)
-        (ours,) = executed(
-            network.graph(), np.array([TOKENS_GEMMA4_UNIFIED]), weights=found.weights
-        )
+        (ours,) = executed(network.graph(), np.array([TEN]), weights=found.weights)
         assert np.abs(ours[0] - expected).max() < 1e-4
     convert(tmp_path / "model.gguf", tmp_path / "back")
     back: Any = Gemma4ForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
-    assert np.abs(run_transformers(back.eval(), TOKENS_GEMMA4_UNIFIED) - expected).max() < 1e-4
+    assert np.abs(run_transformers(back.eval(), TEN) - expected).max() < 1e-4
 
 
 def test_the_text_model_of_a_multimodal_checkpoint_is_found(tmp_path: Path) -> None:
-    model: Any = Gemma4UnifiedForConditionalGeneration(
-        Gemma4UnifiedConfig(text_config=SIZES_GEMMA4_UNIFIED)
-    )
+    model: Any = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(text_config=UNIFIED))
     model.save_pretrained(tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
     found = recognize(open_weights(tmp_path))

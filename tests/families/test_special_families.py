@@ -242,7 +242,7 @@ def test_positions_see_their_own_chunk_and_queries_far_into_a_text_are_multiplie
         ({"attention_bias": True}, "its attention has biases"),
     ],
 )
-def test_what_llama_cpp_would_take_for_another_model_is_refused_llama4(
+def test_what_llama_cpp_would_compute_otherwise_in_llama_4_is_refused(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArchitectureError, match=message):
@@ -381,28 +381,28 @@ def test_it_is_written_as_one_number() -> None:
 
 
 DEEPSEEK_V4 = FAMILIES["deepseek_v4"].load()
-YARN_DEEPSEEK_V4 = {"factor": 16.0, "original_max_position_embeddings": 65536}
+STRETCHED = {"factor": 16.0, "original_max_position_embeddings": 65536}
 
 
-def read_deepseek_v4(**keys: Any) -> Any:
+def read_v4(**keys: Any) -> Any:
     return from_hugging_face(DEEPSEEK_V4, {"model_type": "deepseek_v4", **keys}, "here").config
 
 
 def test_published_and_current_config_files_mean_the_same() -> None:
-    published = read_deepseek_v4(
+    published = read_v4(
         num_hidden_layers=3,
         compress_ratios=[0, 4, 128, 0],
         num_hash_layers=1,
         qk_rope_head_dim=64,
-        rope_scaling={"type": "yarn", **YARN_DEEPSEEK_V4},
+        rope_scaling={"type": "yarn", **STRETCHED},
     )
     compress = {
         "rope_type": "yarn",
         "rope_theta": 160000.0,
         "attention_factor": 1.0,
-        **YARN_DEEPSEEK_V4,
+        **STRETCHED,
     }
-    current = read_deepseek_v4(
+    current = read_v4(
         num_hidden_layers=3,
         layer_types=[
             "sliding_attention",
@@ -428,7 +428,7 @@ def test_published_and_current_config_files_mean_the_same() -> None:
         ({"o_groups": 7}, "7 groups"),
         ({"qk_rope_head_dim": 63}, "63 rotary dimensions"),
         (
-            {"rope_scaling": {"type": "yarn", "attention_factor": 1.2, **YARN_DEEPSEEK_V4}},
+            {"rope_scaling": {"type": "yarn", "attention_factor": 1.2, **STRETCHED}},
             "attention_factor",
         ),
         ({"rope_parameters": [1]}, "not a JSON object"),
@@ -436,7 +436,7 @@ def test_published_and_current_config_files_mean_the_same() -> None:
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ArchitectureError) as caught:
-        read_deepseek_v4(**keys)
+        read_v4(**keys)
     assert said in str(caught.value)
 
 

@@ -548,10 +548,10 @@ def test_a_tensor_of_another_shape_is_refused_by_name(change: Change) -> None:
 # The order of query and key rows in the two naming conventions.
 
 
-SIZES_CHANGES = [(1, 2), (4, 8), (9, 64), (3, 6)]
+HEAD_SIZES = [(1, 2), (4, 8), (9, 64), (3, 6)]
 
 
-@each("heads, head_dim", SIZES_CHANGES)
+@each("heads, head_dim", HEAD_SIZES)
 def test_rows_go_into_pairs_as_llama_cpps_own_script_has_them(heads: int, head_dim: int) -> None:
     rows = np.arange(heads * head_dim * 3).reshape(-1, 3)
     assert (rows[list(interleaved_order(heads, head_dim))] == rope_rows(rows, heads)).all()
@@ -576,10 +576,10 @@ def test_the_way_there_and_back_changes_nothing(heads: int, pairs: int, still: i
     assert sorted(there) == list(rows)
 
 
-CONFIG_CHANGES: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
+OF_HEADS: Any = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, rope_dimensions=4)
 
 
-def done_changes(step: Step, array: NDArray[Any]) -> NDArray[Any]:
+def applied(step: Step, array: NDArray[Any]) -> NDArray[Any]:
     """Return what a step makes of an array."""
     tensor = DerivedTensor("made", step, [tensor_of(weights_of({"x": array}).source, "x")])
     buffer = bytearray(tensor.info.nbytes)
@@ -589,25 +589,25 @@ def done_changes(step: Step, array: NDArray[Any]) -> NDArray[Any]:
 
 @each("heads", ["heads", "kv_heads"])
 def test_grouped_heads_and_biases_go_both_ways(heads: str) -> None:
-    change, rows = RopeRows(heads), getattr(CONFIG_CHANGES, heads) * 4
+    change, rows = RopeRows(heads), getattr(OF_HEADS, heads) * 4
     for array in (np.arange(rows * 5).reshape(rows, 5), np.arange(rows)):
-        there = done_changes(change.to_gguf(CONFIG_CHANGES), array)
-        assert (there == rope_rows(array, getattr(CONFIG_CHANGES, heads))).all()
-        assert (done_changes(change.to_hugging_face(CONFIG_CHANGES), there) == array).all()
+        there = applied(change.to_gguf(OF_HEADS), array)
+        assert (there == rope_rows(array, getattr(OF_HEADS, heads))).all()
+        assert (applied(change.to_hugging_face(OF_HEADS), there) == array).all()
 
 
 def test_a_transposed_matrix_goes_both_ways() -> None:
     array = np.arange(6).reshape(2, 3)
-    there = done_changes(TRANSPOSED.to_gguf(CONFIG_CHANGES), array)
+    there = applied(TRANSPOSED.to_gguf(OF_HEADS), array)
     assert (there == array.T).all()
-    assert (done_changes(TRANSPOSED.to_hugging_face(CONFIG_CHANGES), there) == array).all()
+    assert (applied(TRANSPOSED.to_hugging_face(OF_HEADS), there) == array).all()
 
 
 def test_one_is_added_for_gguf_and_taken_away_on_the_way_back() -> None:
     array = np.array([0.25, -0.5, 3], np.float32)
-    there = done_changes(PLUS_ONE.to_gguf(CONFIG_CHANGES), array)
+    there = applied(PLUS_ONE.to_gguf(OF_HEADS), array)
     assert there.tolist() == [1.25, 0.5, 4]
-    assert done_changes(PLUS_ONE.to_hugging_face(CONFIG_CHANGES), there).tolist() == array.tolist()
+    assert applied(PLUS_ONE.to_hugging_face(OF_HEADS), there).tolist() == array.tolist()
 
 
 # Tensors for multi-token prediction are found by their names, whatever the family.

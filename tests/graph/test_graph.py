@@ -1,4 +1,4 @@
-""""""
+"""Graphs: what they are made of, subgraphs and constants."""
 
 from __future__ import annotations
 

@@ -177,10 +177,6 @@ near = st.none() | st.integers(0, 2)
 inner = st.builds(slice, near, st.none() | st.integers(-2, -1), st.none() | st.integers(1, 3))
 
 
-def array_slicing(*shape: int) -> Any:
-    return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-
-
 def sliced(index: Any, shape: tuple[Any, ...]) -> Any:
     """The shape of a part of what has some shape; what refuses it."""
     with Graph("slicing", [TensorType(DType.float32, shape)]) as graph:
@@ -191,12 +187,12 @@ def sliced(index: Any, shape: tuple[Any, ...]) -> Any:
 @given(shapes, st.lists(items, max_size=4).map(tuple))
 def test_a_part_of_known_sizes_is_numpys(shape: tuple[int, ...], index: Any) -> None:
     try:
-        expected = array_slicing(*shape)[index]
+        expected = array(*shape)[index]
     except IndexError:
         with pytest.raises(GraphError):
             sliced(index, shape)
         return
-    np.testing.assert_array_equal(run(lambda x: x[index], array_slicing(*shape)), expected)
+    np.testing.assert_array_equal(run(lambda x: x[index], array(*shape)), expected)
     assert sliced(index, shape) == expected.shape
 
 
@@ -204,11 +200,9 @@ def test_a_part_of_known_sizes_is_numpys(shape: tuple[int, ...], index: Any) -> 
 @given(st.lists(st.integers(4, 6), min_size=1, max_size=3).map(tuple), st.data())
 def test_a_part_of_named_sizes_is_numpys(shape: tuple[int, ...], data: Any) -> None:
     index = tuple(data.draw(inner | st.integers(-4, 3)) for _ in shape)
-    expected = array_slicing(*shape)[index]
+    expected = array(*shape)[index]
     names = NAMES[: len(shape)]
-    np.testing.assert_array_equal(
-        run(lambda x: x[index], array_slicing(*shape), shapes=[names]), expected
-    )
+    np.testing.assert_array_equal(run(lambda x: x[index], array(*shape), shapes=[names]), expected)
     sizes = dict(zip(names, shape, strict=True))
     assert sliced(index, names).at(sizes) == expected.shape
 
@@ -216,7 +210,7 @@ def test_a_part_of_named_sizes_is_numpys(shape: tuple[int, ...], data: Any) -> N
 @EXAMPLES
 @given(st.integers(0, 6), slices)
 def test_a_named_size_is_the_true_one_or_the_run_is_refused(size: int, index: slice) -> None:
-    x = array_slicing(size)
+    x = array(size)
     try:
         found = run(lambda x: x[index], x, shapes=[["seq"]])
     except EngineError:
@@ -241,8 +235,8 @@ def test_a_table_is_cut_to_the_length_of_another_input() -> None:
 
     shapes = [[8, 2], ["seq"]]
     np.testing.assert_array_equal(
-        run(positions, array_slicing(8, 2), array_slicing(3), shapes=shapes),
-        array_slicing(8, 2)[:3],
+        run(positions, array(8, 2), array(3), shapes=shapes),
+        array(8, 2)[:3],
     )
 
 
@@ -260,7 +254,7 @@ def test_a_name_that_turns_out_too_small_is_refused_when_it_runs(
     part: Callable[[Value, Value], Value],
 ) -> None:
     with pytest.raises(EngineError, match=r"(of|for) a dimension of 3") as refusal:
-        run(part, array_slicing(3), array_slicing(9), shapes=[["size"], ["seq"]])
+        run(part, array(3), array(9), shapes=[["size"], ["seq"]])
     assert refusal.value.hint
 
 

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torch_layers import difference, numbers, seeded
 from transformers import MixtralConfig, Qwen3MoeConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from each import each
 from runs import graph_of, run, types_of
-from torch_layers import difference, numbers, seeded
 from weightctl.errors import GraphError
 from weightctl.nn import MixtureOfExperts
 

@@ -1,4 +1,4 @@
-""""""
+"""Layers, and the angles of RoPE, against torch and transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""""""
+"""Values are loaded into a model: which are taken, and what does not fit."""
 
 from __future__ import annotations
 
@@ -374,7 +374,6 @@ E = np.arange(40, dtype=np.float32).reshape(10, 4)
 X = TensorType(DType.float32, ("batch", 4))
 ONES = np.ones((1, 4), np.float32)
 SUMS = [E.sum(axis=1).tolist()]
-Q8_0_ACCEPTED_VALUES = QuantizationEncoding.Q8_0
 
 
 class Tied(Module):
@@ -503,12 +502,12 @@ def test_blocks_are_decoded_for_a_weight_of_floats(load: Load, dtype: DType) -> 
             return self.weight.cast("float32")
 
     model, numbers = Wide(), np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
-    value: WeightData = in_blocks(numbers, Q8_0_ACCEPTED_VALUES, "weight")[0]
+    value: WeightData = in_blocks(numbers, Q8_0, "weight")[0]
     expected = value.astype("float32").astype(dtype).astype("float32").to_numpy()
     assert load(model, built(model), {"weight": value}) == expected.reshape(2, 64).tolist()
     assert model.weight.quantization_encoding is None
     model.load_state_dict({"weight": value}, override_quantization_encoding=True)
-    assert model.weight.quantization_encoding is Q8_0_ACCEPTED_VALUES
+    assert model.weight.quantization_encoding is Q8_0
 
 
 @both

@@ -1,4 +1,4 @@
-""""""
+"""Modules: the names, values and devices of their weights, copies, subgraphs and lists."""
 
 from __future__ import annotations
 

@@ -221,11 +221,11 @@ def test_what_is_being_done_is_reported(tmp_path: Path) -> None:
 # A model runs beside its reference: the first block that differs, and the tensor in it.
 
 
-TOKENS_DIVERGENCE = tuple(range(5, 69))
+PROMPT = tuple(range(5, 69))
 
 
 def _compared(path: Path, reference: Path, **more: Any) -> Report:
-    return report_on(path, reference, ["forward"], **({"tokens": TOKENS_DIVERGENCE} | more))
+    return report_on(path, reference, ["forward"], **({"tokens": PROMPT} | more))
 
 
 def _figures(report: Report) -> ForwardFigures:

@@ -524,7 +524,7 @@ def test_a_text_without_a_tokenizer_is_refused(without_tokenizer: Subject) -> No
 
 
 @each("tokens", [(0, 96), (-1,), (2**70,), ()])
-def test_tokens_that_the_model_does_not_know_are_refused_prompt(
+def test_prompts_of_unknown_tokens_are_refused(
     tokens: tuple[int, ...], without_tokenizer: Subject
 ) -> None:
     with pytest.raises(ConversionError):

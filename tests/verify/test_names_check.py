@@ -518,7 +518,7 @@ def test_a_checkpoint_without_tensors_is_one_problem(
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 96}
 
 
-def llama_mismatches(directory: Path, **sizes: int) -> Subject:
+def small_llama(directory: Path, **sizes: int) -> Subject:
     directory.mkdir()
     return saved(directory, small_models.llama(**(SMALL | sizes)))
 
@@ -528,8 +528,8 @@ def against(subject: Subject, reference: Subject) -> Report:
 
 
 def test_models_of_other_sizes_are_one_problem(tmp_path: Path) -> None:
-    own = llama_mismatches(tmp_path / "own")
-    other = llama_mismatches(tmp_path / "other", hidden_size=64, num_hidden_layers=2)
+    own = small_llama(tmp_path / "own")
+    other = small_llama(tmp_path / "other", hidden_size=64, num_hidden_layers=2)
     report = against(own, other)
     (problem,) = report.problems
     assert problem.check == "values"
@@ -545,7 +545,7 @@ def test_models_of_other_sizes_are_one_problem(tmp_path: Path) -> None:
 def test_models_of_two_families_are_different_models(tmp_path: Path) -> None:
     (directory := tmp_path / "other").mkdir()
     other = saved(directory, small_models.gpt2())
-    report = against(llama_mismatches(tmp_path / "own"), other)
+    report = against(small_llama(tmp_path / "own"), other)
     (problem,) = report.problems
     assert ": llama with 1 layer, hidden size 32 / gpt2 with " in problem.text
 
@@ -553,8 +553,8 @@ def test_models_of_two_families_are_different_models(tmp_path: Path) -> None:
 @each("key", ["num_hidden_layers", "vocab_size"])
 def test_one_size_that_differs_may_be_a_mistake(key: str, tmp_path: Path) -> None:
     own, other = (
-        llama_mismatches(tmp_path / "own"),
-        llama_mismatches(tmp_path / "other", **{key: 3}),
+        small_llama(tmp_path / "own"),
+        small_llama(tmp_path / "other", **{key: 3}),
     )
     reported = " ".join(each.text for each in against(own, other).problems)
     assert reported
@@ -562,8 +562,8 @@ def test_one_size_that_differs_may_be_a_mistake(key: str, tmp_path: Path) -> Non
 
 
 def test_the_check_that_runs_alone_tells_it(tmp_path: Path) -> None:
-    own = llama_mismatches(tmp_path / "own")
-    other = llama_mismatches(tmp_path / "other", hidden_size=64, vocab_size=97)
+    own = small_llama(tmp_path / "own")
+    other = small_llama(tmp_path / "other", hidden_size=64, vocab_size=97)
     report = verify(Request(subject=own, reference=other), ["forward"])
     assert "different models" in report.problems[0].text
 
@@ -574,9 +574,7 @@ def test_a_block_that_gives_nan_is_said_to_and_has_no_percentage(tmp_path: Path)
 
     (tmp_path / "own").mkdir()
     own = saved(tmp_path / "own", small_models.llama(**SMALL), change=ruin)
-    report = verify(
-        Request(subject=own, reference=llama_mismatches(tmp_path / "other")), ["forward"]
-    )
+    report = verify(Request(subject=own, reference=small_llama(tmp_path / "other")), ["forward"])
     (problem,) = report.problems
     assert "has NaN or infinite values where the reference does not" in problem.text
     assert "%" not in problem.text

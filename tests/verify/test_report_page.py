@@ -410,7 +410,7 @@ def test_one_part_beyond_usual_is_shown_among_the_others() -> None:
 # Markdown reports, as a renderer shows them.
 
 
-OURS_REPORT_MARKDOWN = {
+IN_MARKDOWN = {
     "h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "code", "ul", "li", "em",
     "strong", "br",
 }  # fmt: skip
@@ -419,7 +419,7 @@ OURS_REPORT_MARKDOWN = {
 @each("name", MADE)
 def test_a_page_has_tags_of_ours_only(name: str) -> None:
     rendered = Rendered(as_markdown(MADE[name]()))
-    assert rendered.tags <= OURS_REPORT_MARKDOWN
+    assert rendered.tags <= IN_MARKDOWN
     assert set(rendered.tables()) <= {2, 3, 4, 5, 8}
 
 
@@ -444,7 +444,7 @@ def test_problems_causes_and_the_worst_tensors_are_reported() -> None:
     assert rendered.rows[worst + 1][-1] == "problem"
 
 
-def test_both_checkpoints_have_the_names_that_sentences_use_report_markdown() -> None:
+def test_markdown_has_the_names_of_both_checkpoints() -> None:
     text = Rendered(as_markdown(faulty())).text
     assert "A: SmolLM2-135M-Q4_K_M.gguf" in text
     assert "B: " in text
@@ -500,7 +500,7 @@ def test_no_name_or_text_becomes_markup(name: str, text: str) -> None:
             )
         )
     )
-    assert rendered.tags <= OURS_REPORT_MARKDOWN
+    assert rendered.tags <= IN_MARKDOWN
     assert set(rendered.tables()) <= {2, 3, 4, 5, 8}
     shown = rendered.rows[-1][0]
     assert shown.replace("\\n", "\n").strip(' "') == name.strip(' "') or "\\" in name

@@ -470,7 +470,7 @@ def test_heads_are_the_references_where_the_configs_differ(
 # The loss of an encoding is measured on the actual values, also for a whole model.
 
 
-NUMBERS_COST = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
+WEIGHTS = np.random.default_rng(8).normal(0, 0.02, 1 << 14).astype(np.float32)
 KINDS = [
     encoding
     for encoding in ENCODINGS.values()
@@ -488,19 +488,19 @@ def side(name: str) -> PairSide:
 @each("encoding", KINDS, ids=str)
 def test_what_is_usual_is_what_random_weights_cost(encoding: object) -> None:
     found = side(str(encoding))
-    through = found.through(NUMBERS_COST)
+    through = found.through(WEIGHTS)
     assert through is not None
-    error = np.linalg.norm(through - NUMBERS_COST) / np.linalg.norm(NUMBERS_COST)
+    error = np.linalg.norm(through - WEIGHTS) / np.linalg.norm(WEIGHTS)
     assert found.typical / 2.5 < error < found.typical * 2.5
 
 
 def test_float32_costs_nothing() -> None:
     assert side("F32").keeps_all
-    assert side("F32").through(NUMBERS_COST) is NUMBERS_COST
+    assert side("F32").through(WEIGHTS) is WEIGHTS
 
 
 def test_what_cannot_be_encoded_without_importance_is_not_measured() -> None:
-    assert side("IQ2_XXS").through(NUMBERS_COST) is None
+    assert side("IQ2_XXS").through(WEIGHTS) is None
 
 
 def test_numbers_that_blocks_cannot_hold_are_not_measured() -> None:
@@ -510,7 +510,7 @@ def test_numbers_that_blocks_cannot_hold_are_not_measured() -> None:
 def test_a_weight_in_parts_costs_what_its_bits_do() -> None:
     apart = PairSide(ENCODINGS["F32"], 4.25)
     assert apart.is_apart
-    assert apart.through(NUMBERS_COST) is None
+    assert apart.through(WEIGHTS) is None
     assert 0.05 < apart.typical < 0.2
     assert typical_error(ENCODINGS["F32"], 1.0) <= 1
 
