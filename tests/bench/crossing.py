@@ -7,7 +7,6 @@ the disk what the folder of the output holds at any time: the output, and a jour
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+from common import make_parser, measure
 from llama import HEADS, KV_HEADS, STEP, described, numbers, size_for
-from memory import measure
 
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order
-from weightctl.text.sizes import parse_size
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import text
 
@@ -110,10 +108,8 @@ def hugging_face(name: str) -> str:
 
 def main() -> None:
     """Measure and print; exit with 1 where a peak is over the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"))
+    parser = make_parser(__doc__, size="2.2GB", folder=True)
     parser.add_argument("--recipe", default="Q4_K_M")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)

@@ -9,18 +9,16 @@ byte, so it gets a smaller model (`--bsdiff-size`), on which the others run agai
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from memory import COMMAND
+from common import make_parser, run_measured
 
 from weightctl.text.sizes import parse_size
 
@@ -69,13 +67,12 @@ def write_models(folder: Path, nbytes: int, rate: float) -> tuple[Path, Path, fl
 
 
 def run(command: Sequence[str | Path]) -> tuple[float, int]:
-    """Return the seconds and the peak bytes of a process."""
-    program = [sys.executable, "-c", COMMAND] if command[0] == "weightctl" else [command[0]]
+    """Return the seconds and the peak bytes of a process, 0 for that of another program."""
+    if command[0] == "weightctl":
+        return run_measured(*command[1:])
     start = time.perf_counter()
-    done = subprocess.run([*program, *command[1:]], capture_output=True, text=True, check=True)
-    seconds = time.perf_counter() - start
-    peak = int(done.stderr.split()[-2]) * 1024 if command[0] == "weightctl" else 0
-    return seconds, peak
+    subprocess.run(command, capture_output=True, check=True)
+    return time.perf_counter() - start, 0
 
 
 def measure(name: str, folder: Path, before: Path, after: Path) -> None:
@@ -111,22 +108,24 @@ def measure(name: str, folder: Path, before: Path, after: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="300MB", help="of the model")
+    parser = make_parser(__doc__, size="300MB")
     parser.add_argument(
-        "--bsdiff-size", default="30MB", help="of the model for bsdiff; 0B for none"
+        "--bsdiff-size",
+        type=parse_size,
+        default="30MB",
+        help="of the model for bsdiff; 0B for none",
     )
     parser.add_argument("--rate", type=float, default=2e-6, help="by which each weight moves")
     arguments = parser.parse_args()
-    for text, programs in (
+    for nbytes, programs in (
         (arguments.size, ("weightctl", "zstd -3", "zstd -9")),
         (arguments.bsdiff_size, ("weightctl", "zstd -19", "bsdiff")),
     ):
-        if not parse_size(text):
+        if not nbytes:
             continue
         with tempfile.TemporaryDirectory() as made_in:
             folder = Path(made_in)
-            before, after, changed = write_models(folder, parse_size(text), arguments.rate)
+            before, after, changed = write_models(folder, nbytes, arguments.rate)
             size = after.stat().st_size / 1e6
             print(f"{size:.1f} MB of bf16, {100 * changed:.1f} % of the words changed:")
             for name in programs:

@@ -6,12 +6,12 @@ threads, and take turns in one process. Medians are printed, for a prompt and fo
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from common import make_parser
 from forward import times
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
@@ -54,11 +54,9 @@ def weights_of(block: Any) -> dict[str, torch.Tensor]:
 
 def main(words: Sequence[str] | None = None) -> bool:
     """Measure and print; return whether a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, repeats=7, threads=2)
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--inner", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(words)
     torch.set_num_threads(arguments.threads)
     block = in_transformers(arguments.hidden, arguments.inner)

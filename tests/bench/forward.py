@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from common import make_parser
 from llama import write_llama
 
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.families.recognition import recognize
 from weightctl.nn.models import build_network
-from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,14 +163,10 @@ def measure_reading(path: Path, dtype: DType, threads: int, repeats: int) -> Non
 
 def main(words: Sequence[str] | None = None) -> bool:
     """Measure and print; return whether the peak is over the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"))
+    parser = make_parser(__doc__, size="2.2GB", repeats=5, threads=2, folder=True)
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="that of the activations")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["streamed", "resident", "reading"])
-    parser.add_argument("--folder", help="where to put the file (a temporary folder otherwise)")
     parser.add_argument("--stream", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
     names = arguments.dtype or list(DTYPES)

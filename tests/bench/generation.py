@@ -8,13 +8,14 @@ weights and activations as it has them: it rounds activations to 8 bits. Medians
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from common import make_parser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -26,7 +27,6 @@ from llama_cpp import ask
 from weightctl import convert, open_weights
 from weightctl.engine import Generation
 from weightctl.families.recognition import recognize
-from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,15 +113,11 @@ def describe(name: str, ours: Taken, theirs: Taken, count: int, most: tuple[floa
 
 def main(words: Sequence[str] | None = None) -> bool:
     """Measure and print; return whether a target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"))
+    parser = make_parser(__doc__, size="2.2GB", repeats=3, threads=2, folder=True)
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--prompt", type=int, default=PROMPT)
     parser.add_argument("--count", type=int, default=GENERATED)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=[*DTYPES, "Q4_K"], action="append")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args(words)
     import torch
 

@@ -8,7 +8,6 @@ write into memory that they have written before.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from common import make_parser
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
@@ -160,9 +160,8 @@ def measure(work: Work, repeats: int) -> bool:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, repeats=7)
     parser.add_argument("--count", type=int, default=1 << 22, help="numbers")
-    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="of the names, those with this in them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

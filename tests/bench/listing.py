@@ -6,19 +6,14 @@ and ratios are printed, with the target of each.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from common import make_parser, seconds_of, side_by_side
 
 EMPTY = "import typer; app = typer.Typer(); app.command()(lambda path: None); app()"
 OURS = (
@@ -45,21 +40,6 @@ def seconds_inside(program: str, path: Path) -> float:
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
     )
     return float(done.stdout)
-
-
-def seconds_of(command: Sequence[str]) -> float:
-    """Run a command; return how long the whole process took."""
-    start = time.perf_counter()
-    subprocess.run(command, capture_output=True, check=True)
-    return time.perf_counter() - start
-
-
-def side_by_side(repeats: int, *measures: Callable[[], float]) -> list[float]:
-    """Return the median of each measure; they take turns, so that all see the same machine."""
-    for measure in measures:
-        measure()
-    rounds = [[measure() for measure in measures] for _ in range(repeats)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
 
 
 def vocabulary_gguf(path: Path, tokens: int) -> None:
@@ -105,8 +85,7 @@ def many_tensors(path: Path, count: int) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=11)
+    parser = make_parser(__doc__, repeats=11)
     parser.add_argument("--tokens", type=int, default=152_000)
     parser.add_argument("--tensors", type=int, default=20_000)
     arguments = parser.parse_args()

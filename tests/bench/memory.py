@@ -7,30 +7,19 @@ the operating system accounts to each process; the target is 350 MB.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
+from common import make_parser, measure
 
 from weightctl.text.sizes import parse_size
 
-# The command, and after it the peak that the kernel has seen of this process alone (what `wait`
-# reports would count the parent's too).
-COMMAND = """
-import sys
-from weightctl.cli import main
-try: main()
-finally:
-    with open("/proc/self/status") as status:
-        print(next(line for line in status if line.startswith("VmHWM")), file=sys.stderr)
-"""
 OUTPUTS = {
     "copy to GGUF": ("out.gguf",),
     "copy to safetensors": ("out.safetensors",),
@@ -69,23 +58,11 @@ def large_model(path: Path, nbytes: int) -> None:
             left -= file.write(drawn[:left])
 
 
-def measure(source: Path, out: Path, *arguments: str) -> tuple[float, int]:
-    """Convert; return the seconds and the peak resident bytes of the process."""
-    command = [sys.executable, "-c", COMMAND, "convert", source, out, "--force", *arguments]
-    start = time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr.decode())
-    return time.perf_counter() - start, int(done.stderr.split()[-2]) * 1024
-
-
 def main() -> None:
     """Measure and print; exit with 1 where a peak is over the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2GB"))
+    parser = make_parser(__doc__, size="2GB", folder=True)
     parser.add_argument("--target", type=parse_size, default=parse_size("350MB"))
     parser.add_argument("--only", choices=OUTPUTS, action="append")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)

@@ -8,25 +8,25 @@ memory, by as many threads, with the loss measured as `convert` does.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from common import copied, make_parser, measure, warm
 from llama import write_llama
-from memory import measure
 
 from weightctl import open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS, Encoding
-from weightctl.text.sizes import parse_size
+
+if TYPE_CHECKING:
+    import argparse
 
 COUNT = 1 << 18
 MOST_PEAK = 350_000_000
@@ -38,26 +38,6 @@ WORKS = {
     "Q8_0": ("safetensors", "out.gguf", ("--quant", "Q8_0"), 1.3),
     "Q4_K_M": ("safetensors", "out.gguf", ("--quant", "Q4_K_M"), 1.3),
 }
-
-
-def copied(path: Path) -> float:
-    """Return the seconds that `cp` of a file and an fsync take."""
-    copy = path.with_name("copy")
-    start = time.perf_counter()
-    subprocess.run(["cp", path, copy], check=True)
-    with copy.open("rb") as file:
-        os.fsync(file.fileno())
-    seconds = time.perf_counter() - start
-    copy.unlink()
-    return seconds
-
-
-def warm(path: Path) -> None:
-    """Bring a file into the page cache, and leave nothing for the disk to do."""
-    os.sync()
-    with path.open("rb", buffering=0) as file:
-        while file.read(1 << 22):
-            pass
 
 
 def encoded(source: Path, out: Path, threads: int, seconds: float) -> float:
@@ -123,13 +103,9 @@ def compare(
 
 def main() -> None:
     """Measure and print; exit with 1 where a peak is over the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = make_parser(__doc__, size="2.2GB", repeats=5, threads=2, folder=True)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each codec, each time")
     parser.add_argument("--only", choices=WORKS, action="append")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     labels = arguments.only or list(WORKS)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:

@@ -7,15 +7,14 @@ the target.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
-from listing import seconds_of, side_by_side
+from common import make_parser, seconds_of, side_by_side
 
-from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.sizes import format_size
 
 THEIRS = (
     "import sys, torch\n"
@@ -44,16 +43,13 @@ def checkpoint(path: Path, nbytes: int, tensors: int, *, is_zip: bool) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--size", default="2GB")
+    parser = make_parser(__doc__, size="2GB", repeats=7, folder=True)
     parser.add_argument("--tensors", type=int, default=3_000)
-    parser.add_argument("--folder", help="where to write the checkpoint; else a temporary one")
     arguments = parser.parse_args()
     python = sys.executable
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         path = str(Path(temporary) / "pytorch_model.bin")
-        checkpoint(Path(path), parse_size(arguments.size), arguments.tensors, is_zip=True)
+        checkpoint(Path(path), arguments.size, arguments.tensors, is_zip=True)
         size = format_size(Path(path).stat().st_size)
         opened, listed, theirs = side_by_side(
             arguments.repeats,

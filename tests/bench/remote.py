@@ -10,7 +10,6 @@ limit of `--mem` and 150 MB.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common import make_parser
 from memory import large_model
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -29,8 +29,8 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 import numpy as np
 from hub import compare_listings, measure_upload
 from safetensors.numpy import save_file
-
 from serving import ServingProcess, serve_apart
+
 from weightctl import convert
 from weightctl.text.sizes import parse_size
 
@@ -198,13 +198,10 @@ def measure_memory(clients: Clients, limit: str, only: list[str] | None) -> bool
 
 def main() -> None:
     """Measure and print; exit with 1 where a target is not met."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2GB"))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = make_parser(__doc__, size="2GB", repeats=5, folder=True)
     parser.add_argument("--parts", type=int, default=PARTS, help="of the models that are listed")
     parser.add_argument("--memory", metavar="LIMIT", help="measure peaks under this limit instead")
     parser.add_argument("--only", choices=CONVERSIONS, action="append")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(dir=arguments.folder)

@@ -6,17 +6,13 @@ sides take turns, and medians are printed, with the peak memory of the whole pro
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from memory import measure
-from pipeline import copied, warm
-
-from weightctl.text.sizes import parse_size
+from common import copied, make_parser, measure, warm
 
 WIDTH = 4096
 MOST_PEAK = 400_000_000
@@ -52,14 +48,11 @@ def write_matrices(directory: Path, nbytes: int) -> Path:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="2.2GB", help="of the input")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = make_parser(__doc__, size="2.2GB", repeats=3, threads=2)
     parser.add_argument("--only", action="append", choices=SCHEMES, help="repeatable")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = write_matrices(Path(folder) / "in", parse_size(arguments.size))
+        path = write_matrices(Path(folder) / "in", arguments.size)
         print(f"{path.stat().st_size / 1e9:.2f} GB of bf16, {arguments.threads} threads")
         for scheme in arguments.only or SCHEMES:
             ours: list[float] = []

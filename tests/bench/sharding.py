@@ -14,7 +14,6 @@ freed again before each side.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -26,11 +25,9 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from memory import COMMAND
-from pipeline import warm
+from common import make_parser, run_measured, warm
 
 from crossing import write_directory
-from weightctl.text.sizes import parse_size
 
 MOST_PEAK, MOST_TIMES = 350_000_000, 1.3
 BY_HAND = """
@@ -66,26 +63,12 @@ class Run(NamedTuple):
 
 def ours(source: Path, out: Path, ranks: int) -> Run:
     """Cut with the command."""
-    return run(COMMAND, "shard", source, out, "--tp", str(ranks), "--quiet")
+    return Run(*run_measured("shard", source, out, "--tp", str(ranks), "--quiet"))
 
 
 def by_hand(source: Path, out: Path, ranks: int) -> Run:
     """Load with transformers, and save slices."""
-    return run(BY_HAND, source, out, str(ranks))
-
-
-def run(program: str, *arguments: str | Path) -> Run:
-    """Run a program that says last on stderr what its peak was."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr.decode())
-    return Run(time.perf_counter() - start, int(done.stderr.split()[-2]) * 1024)
+    return Run(*run_measured(source, out, str(ranks), program=BY_HAND))
 
 
 def copied(source: Path, out: Path) -> tuple[Run, Run]:
@@ -116,12 +99,9 @@ def peak(runs: list[Run]) -> float:
 
 def main() -> None:
     """Measure and print; exit with 1 where the peak is over the target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=parse_size, default=parse_size("2.2GB"))
+    parser = make_parser(__doc__, size="2.2GB", repeats=5, folder=True)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-hand", action="store_true", help="leave transformers out")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         folder = Path(temporary)

@@ -8,7 +8,6 @@ printed, with the ratios of this to the other. Everything is on the disk when it
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -18,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import make_parser
 from llama import write_llama
 
 from crossing import write_directory
-from weightctl.text.sizes import parse_size
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-llama"
 # Each work by its name: the arguments, in which `{OUT}` is where the output goes.
@@ -69,12 +68,9 @@ def run(python: str, arguments: list[str], out: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print the medians of both sides, and their ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, size="1GB", repeats=5, folder=True)
     parser.add_argument("other", help="a Python that has the other version")
-    parser.add_argument("--size", type=parse_size, default=parse_size("1GB"))
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=WORKS, action="append")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)

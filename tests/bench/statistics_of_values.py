@@ -6,34 +6,17 @@ warm, both sides take turns, and medians of whole processes are printed, with th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from memory import COMMAND
-from pipeline import warm
+from common import make_parser, run_measured, warm
 
 from schemes import write_matrices
-from weightctl.text.sizes import parse_size
 
 MOST_RATIO, MOST_PEAK = 2.0, 300_000_000
-
-
-def measure_stat(path: Path, threads: int) -> tuple[float, int]:
-    """Return the seconds and the peak bytes of `weightctl stat`."""
-    start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "stat", path, "-j", str(threads)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    seconds = time.perf_counter() - start
-    return seconds, int(done.stderr.split()[-2]) * 1024
 
 
 def measure_cat(path: Path) -> float:
@@ -45,16 +28,13 @@ def measure_cat(path: Path) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="2.2GB", help="of the input")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = make_parser(__doc__, size="2.2GB", repeats=5, threads=2)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = write_matrices(Path(folder) / "in", parse_size(arguments.size))
+        path = write_matrices(Path(folder) / "in", arguments.size)
         warm(path)
         pairs = [
-            (measure_cat(path), measure_stat(path, arguments.threads))
+            (measure_cat(path), run_measured("stat", path, "-j", str(arguments.threads)))
             for _ in range(arguments.repeats)
         ]
         cat = statistics.median(each for each, _ in pairs)

@@ -7,7 +7,6 @@ second run reads at most half of the model when half of it fits into memory.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from common import make_parser
 
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType, Weight
-from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +72,11 @@ def peak() -> float:
 
 def main(words: Sequence[str] | None = None) -> bool:
     """Measure and print; return whether the target is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", default="2GB")
+    parser = make_parser(__doc__, size="2GB")
     parser.add_argument("--memory", default="1GB")
     arguments = parser.parse_args(words)
     torch.set_num_threads(1)
-    width = int((parse_size(arguments.size) / LAYERS / 4) ** 0.5)
+    width = int((arguments.size / LAYERS / 4) ** 0.5)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         size = write_model(path, width)

@@ -28,6 +28,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common import make_parser
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -176,12 +178,11 @@ def _differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
 
 def main() -> None:
     """Measure and print; exit with 1 where a peak is over the target or numbers differ."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, folder=True)
     parser.add_argument("--model", type=Path, help="a checkpoint (SmolLM2 otherwise)")
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that are not counted")
-    parser.add_argument("--folder", help="where to put the files (a temporary folder otherwise)")
     parser.add_argument("--all-checks", action="store_true", help="measure all checks of a Q4_K_M")
     parser.add_argument("--before", type=Path, metavar="TREE", help="a tree to compare with")
     parser.add_argument("--as-transformers", nargs=3, help=argparse.SUPPRESS)

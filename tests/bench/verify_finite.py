@@ -7,7 +7,6 @@ decoding, with the target.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from common import make_parser
 
 from weightctl import Plan, WeightData, open_weights
 from weightctl.codecs import transcode
@@ -36,9 +36,8 @@ TARGET = 0.5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__, repeats=9)
     parser.add_argument("--rows", type=int, default=8192)
-    parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     print(f"kernels: {active()}; one matrix of {options.rows} x {COLUMNS}, one thread")
     with tempfile.TemporaryDirectory() as folder:
