@@ -259,7 +259,7 @@ CASES = {
 # Tiny multimodal checkpoints, as transformers writes them, with their other files.
 
 
-def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
+def make_multimodal(name: str, into: Path, *, dtype: str = "bfloat16") -> None:
     """Write a case's checkpoint into a new directory."""
     transformers.utils.logging.disable_progress_bar()
     case = CASES[name]
@@ -275,7 +275,7 @@ def make_multimodal(name: str, into: Path, *, dtype: torch.dtype = torch.bfloat1
     model = transformers.AutoModelForImageTextToText.from_config(
         config, dtype=torch.float32, attn_implementation="eager"
     )
-    fill(model, dtype)
+    fill(model, getattr(torch, dtype))
     model.save_pretrained(into)
     if case.model_type == "qwen3_vl_moe":
         _transpose_experts(into / "model.safetensors")
