@@ -22,9 +22,9 @@ def seeded(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module.eval()
 
 
-def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def numbers(*shape: int, seed: int = 1, dtype: torch.dtype | None = None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randn(shape, generator=generator).to(dtype or torch.float32)
 
 
 def taken(module: torch.nn.Module, names: Mapping[str, str] | None = None) -> dict[str, Any]:

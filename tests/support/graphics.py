@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lazy import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def on_a_gpu(test: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a test that needs a graphics processor."""
-    reason = "torch finds no graphics processor"
-    skipped = pytest.mark.skipif(not torch.cuda.is_available(), reason=reason)(test)
+    # A text is evaluated when the test runs, and only then torch is imported.
+    condition = "not __import__('torch').cuda.is_available()"
+    skipped = pytest.mark.skipif(condition, reason="torch finds no graphics processor")(test)
     marked: Callable[..., Any] = pytest.mark.cuda(skipped)
     return marked

@@ -87,11 +87,9 @@ def levels_of(seed: int, shape: tuple[int, ...], bits: int) -> torch.Tensor:
     return torch.randint(0, 1 << bits, shape, generator=generator)
 
 
-def scales_of(
-    seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float16
-) -> torch.Tensor:
+def scales_of(seed: int, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return ((torch.rand(shape, generator=generator) + 0.1) / 64).to(dtype)
+    return ((torch.rand(shape, generator=generator) + 0.1) / 64).to(dtype or torch.float16)
 
 
 def gptq(
