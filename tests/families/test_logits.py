@@ -101,6 +101,7 @@ def read_llama(path: Path) -> Any:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_smollm2_from_its_blocks(smollm2: Path) -> None:
     tokens = tokens_below(49152)

@@ -11,7 +11,7 @@ import parallel_program
 import pytest
 from parallel_program import Run
 
-from each import each
+from each import each, usual
 from rank_processes import torchrun
 from runs import executed
 from weightctl import open_weights
@@ -77,7 +77,7 @@ def distance(left: NDArray[Any], right: NDArray[Any]) -> float:
     return float(np.abs(left - right).max())
 
 
-@each("name", NAMES)
+@pytest.mark.parametrize("name", usual(["bert", "gemma3", "gpt2", "mixtral", "phi3"], NAMES))
 def test_ranks_say_together_what_a_model_of_each_family_says(
     family: Callable[[str], Made], name: str
 ) -> None:
@@ -113,6 +113,7 @@ def test_three_ranks_cannot_share_the_heads_of_tiny_llama(tiny_llama: Path) -> N
     assert raised.value.hint == "1, 2, 4, 6 or 8 ranks work"
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_two_and_three_ranks_say_together_what_smollm2_says(smollm2: Path) -> None:
     model = Model(smollm2, [TEXT])

@@ -13,7 +13,7 @@ from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from each import each
+from each import each, usual
 from family_cases import make_checkpoint
 from runs import executed
 from tiny import SMALL, arrays_of, make_small
@@ -404,7 +404,7 @@ def test_ranks_share_heads_of_keys_where_these_are_fewer(tp: int, kv_heads: int)
 # Pipeline stages whose layers use the keys and values of layers of earlier stages.
 
 
-@pytest.mark.parametrize("name", ["gemma3n-shared", "gemma4"])
+@pytest.mark.parametrize("name", usual(["gemma4"], ["gemma3n-shared", "gemma4"]))
 def test_each_stage_computes_its_layers_with_the_weights_of_its_own_file(
     name: str, crossed: Path, tmp_path: Path
 ) -> None:

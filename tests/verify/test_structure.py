@@ -250,15 +250,6 @@ def test_what_a_reader_refuses_is_a_problem_of_the_file(small: Path) -> None:
     assert problem.text.startswith("`safetensors.safe_open` refuses the file: ")
 
 
-def test_the_line_of_the_structure_names_the_reader_that_refuses_the_file_and_why(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "trained.pt"
-    torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    line = check(Request(subject=Subject(path))).summary
-    assert line.endswith("; torch: refuses trained.pt: it also contains an `argparse.Namespace`")
-
-
 def test_of_several_files_the_first_that_a_reader_refuses_is_named(tmp_path: Path) -> None:
     parts = [tmp_path / f"model-0000{number}-of-00002.bin" for number in (1, 2)]
     for number, part in enumerate(parts):
@@ -337,11 +328,14 @@ def test_torch_sees_what_we_see_in_checkpoints_of_either_form(tmp_path: Path) ->
 def test_what_torch_refuses_is_said_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "trained.pt"
     torch.save({"w": torch.zeros(2, 3), "args": argparse.Namespace(rate=1)}, path)
-    (problem,) = ask_reader(header_of(path)).problems
+    found = check(Request(subject=Subject(path)))
+    (problem,) = found.problems
     assert problem.text == (
         "`torch.load(weights_only=True)` refuses the file: it also contains an "
         "`argparse.Namespace`; `weightctl convert IN OUT.pt` keeps what can be loaded"
     )
+    why = "; torch: refuses trained.pt: it also contains an `argparse.Namespace`"
+    assert found.summary.endswith(why)
 
 
 def test_a_pickle_that_names_what_no_weights_need_is_a_problem_and_given_to_nobody(
