@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 import family_tokenizers
+from lazy import torch, transformers
 from llama_cpp import ask
 from once import once
 from runs import executed

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-import torch
 from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
-from safetensors.torch import load_file, save_file
 
 import weightctl
 from each import usual
+from lazy import load_file, save_file, torch
 from weightctl.errors import ArchitectureError
 from weightctl.verify.checking import verify
 from weightctl.verify.request import Request, Subject

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from each import each, usual
 from family_cases import CASES, for_transformers, make_checkpoint, model_class, run_transformers
 from family_variants import FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
+from lazy import torch, transformers
 from llama_cpp import ask, cosines, log_softmax, mean_divergence
 from once import once
 from runs import executed

@@ -7,12 +7,11 @@ from shutil import copytree, ignore_patterns
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import transformers
 
 import weightctl
 from each import usual
 from family_cases import make_checkpoint
+from lazy import torch, transformers
 from llama_memory import measure_memory
 from weightctl.families import recognize
 from weightctl.families.memory import MemoryOptions, estimate_memory

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from each import usual
 from family_cases import make_checkpoint
+from lazy import load_file, save_file, torch
 from llama_cpp import ask
 from packers import stream
 from weightctl import WeightData, convert, open_weights, save, shard

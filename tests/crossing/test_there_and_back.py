@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file
 from tokenizers import AddedToken, normalizers
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-)
 
 import families
 import family_tokenizers
 from each import each, usual
 from family_tokenizers import TEXT, WHOLE
+from lazy import load_file, torch, transformers
 from llama_cpp import ask, cosines, generate, ggml_quantize, log_softmax, mean_divergence
 from small_models import llama
 from weightctl import open_weights
@@ -99,7 +90,7 @@ def test_tensors_are_the_same_bytes(
 
 
 def document(directory: Path) -> dict[str, Any]:
-    found = AutoConfig.from_pretrained(directory).to_dict()
+    found = transformers.AutoConfig.from_pretrained(directory).to_dict()
     rope = found.get("rope_parameters") or {}
     if rope.get("type") == rope.get("rope_type"):  # the older name in transformers
         rope.pop("type", None)
@@ -120,8 +111,8 @@ def test_the_config_says_the_same(
 def test_the_tokenizer_does_the_same(
     name: str, family: Callable[[str], families.Made], back: Callable[..., Path]
 ) -> None:
-    before = AutoTokenizer.from_pretrained(family(name).path)
-    after = AutoTokenizer.from_pretrained(back(name))
+    before = transformers.AutoTokenizer.from_pretrained(family(name).path)
+    after = transformers.AutoTokenizer.from_pretrained(back(name))
     assert after.get_vocab() == before.get_vocab()
     assert after.special_tokens_map == before.special_tokens_map
     assert after.chat_template == before.chat_template
@@ -145,7 +136,7 @@ def test_transformers_says_what_llama_cpp_says(
     back: Callable[..., Path],
 ) -> None:
     made, expected = family(name), llama_output(name)
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         back(name), dtype=torch.float32, attn_implementation="eager"
     )
     assert families.greedy(model, made.prompt) == expected.follows
@@ -161,7 +152,7 @@ def test_transformers_makes_the_embeddings_that_llama_cpp_makes(
     llama_output: Callable[[str], families.Said],
     back: Callable[..., Path],
 ) -> None:
-    model = AutoModel.from_pretrained(back("bert"), dtype=torch.float32)
+    model = transformers.AutoModel.from_pretrained(back("bert"), dtype=torch.float32)
     with torch.inference_mode():
         found = model(torch.tensor([family("bert").prompt])).last_hidden_state[0].numpy()
     assert cosines(found, llama_output("bert").numbers).min() > 0.9999
@@ -171,7 +162,7 @@ def test_transformers_makes_the_embeddings_that_llama_cpp_makes(
 def test_tokenizers_agree(
     name: str, llama_output: Callable[[str], families.Said], back: Callable[..., Path]
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(back(name))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(back(name))
     expected = llama_output(name)
     text = families.FAMILIES[name].text
     assert tokenizer(text)["input_ids"] == expected.tokens
@@ -196,9 +187,11 @@ def test_smollm2_says_in_transformers_what_it_says_in_llama_cpp(
     smollm2_directory: Path, converted: Callable[..., Path]
 ) -> None:
     again = converted(smollm2_directory, "smollm2-again.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_directory)
     prompt = tokenizer("The capital of France is")["input_ids"]
-    model = AutoModelForCausalLM.from_pretrained(smollm2_directory, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_directory, dtype=torch.float32
+    )
     model.generation_config.eos_token_id = None  # continue after the end, as in llama.cpp here
     every = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[0].tolist()
     follows, logits, tokens, text, special = ask(
@@ -266,7 +259,10 @@ def test_llama_cpp_makes_the_embeddings_that_transformers_makes(
 def test_llama_cpp_cuts_text_into_the_tokens_of_the_checkpoints_own_tokenizer(
     name: str, family: Callable[[str], families.Made], llama_output: Callable[[str], families.Said]
 ) -> None:
-    tokenizer, found = AutoTokenizer.from_pretrained(family(name).path), llama_output(name)
+    tokenizer, found = (
+        transformers.AutoTokenizer.from_pretrained(family(name).path),
+        llama_output(name),
+    )
     text = families.FAMILIES[name].text
     assert found.tokens == tokenizer(text)["input_ids"]
     assert found.plain_tokens == tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -287,9 +283,9 @@ def minilm_directory(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_minilm_makes_the_embeddings_in_llama_cpp_that_it_makes_in_transformers(
     minilm_directory: Path, converted: Callable[..., Path]
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(minilm_directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm_directory)
     tokens = tokenizer(WHOLE)["input_ids"]
-    model = AutoModel.from_pretrained(minilm_directory)
+    model = transformers.AutoModel.from_pretrained(minilm_directory)
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).last_hidden_state[0].numpy()
     made = converted(minilm_directory, "minilm.gguf")
@@ -393,7 +389,7 @@ def test_generation_ends_where_a_list_says(
     found = generate(gguf, made.prompt, COUNT, tmp_path)
     assert (found.count, found.reason) == (first + 1, "stop")
     for directory in (source, back):
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         every = model.generate(
             torch.tensor([made.prompt]), do_sample=False, max_new_tokens=COUNT, pad_token_id=0
         )
@@ -442,7 +438,7 @@ def test_a_directory_without_a_tokenizer_keeps_its_ids(
     )  # fmt: skip
     gguf, back = crossed_both_ways(source)
     assert ask(gguf, ("logits", [3, 4, 5]))[0].shape[0] == 3
-    for load in (AutoConfig, GenerationConfig):
+    for load in (transformers.AutoConfig, transformers.GenerationConfig):
         before, after = (load.from_pretrained(path) for path in (source, back))
         assert {key: getattr(after, key) for key in ids} == {
             key: getattr(before, key) for key in ids
@@ -460,7 +456,7 @@ def test_a_gguf_without_a_tokenizer_has_no_ids_of_another_model(
         ("tokenizer", "special", "chat", "generation"), config=none,
     )  # fmt: skip
     _, back = crossed_both_ways(source)
-    after = AutoConfig.from_pretrained(back)
+    after = transformers.AutoConfig.from_pretrained(back)
     assert {key: getattr(after, key) for key in none} == none
     assert not (back / "generation_config.json").exists()
 

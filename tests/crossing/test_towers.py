@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import transformers
 from libmtmd import encode_audio, encode_image
-from safetensors.torch import load_file
 from tower_converter import as_intern, convert_towers, find_differing
 
 from each import usual
+from lazy import load_file, transformers
 from multimodal import (
     CASES,
     SPEECH_CASES,

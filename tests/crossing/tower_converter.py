@@ -8,8 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors.torch import load_file, save_file
 
+from lazy import load_file, save_file
 from real_files import fetch
 from weightctl import open_weights
 from weightctl.weights.tree import header_of

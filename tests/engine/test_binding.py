@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
 from each import each
+from lazy import torch
 from rows import in_blocks
 from runs import executed, graph_of
 from weightctl import (

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
 from each import each
 from graphics import on_a_gpu
+from lazy import torch
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import DeviceBuffer, InferenceSession

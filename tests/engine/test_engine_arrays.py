@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from engine_graphs import F32, numbers
 
 from each import each
 from graphics import on_a_gpu
+from lazy import torch
 from weightctl import Buffer, DeviceRef, DType, WeightData, nn
 from weightctl.engine import DeviceBuffer, InferenceSession
 from weightctl.engine.arrays import buffer_of, tensor_of
@@ -68,9 +68,9 @@ def test_what_torch_has_no_type_for_is_refused() -> None:
 @each(
     "make, says",
     [
-        (torch.Tensor.to_sparse, "a sparse_coo tensor"),
-        (torch.Tensor.to_sparse_csr, "a sparse_csr tensor"),
-        (torch.Tensor.to_mkldnn, "a _mkldnn tensor"),
+        (lambda tensor: tensor.to_sparse(), "a sparse_coo tensor"),
+        (lambda tensor: tensor.to_sparse_csr(), "a sparse_csr tensor"),
+        (lambda tensor: tensor.to_mkldnn(), "a _mkldnn tensor"),
         (lambda tensor: torch.nested.nested_tensor(list(tensor)), "a nested tensor"),
         (lambda tensor: tensor.to("meta"), "a tensor on the meta device has no data"),
         (lambda tensor: np.ma.masked_array(tensor, tensor), "the mask of a masked array"),

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from each import each
+from lazy import torch, transformers
 from weightctl import DeviceRef, DType, convert, open_weights
 from weightctl.engine import Generation, generate
 from weightctl.errors import ArchitectureError, EngineError

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import engine_graphs
 import numpy as np
 import pytest
-import torch
 import watched_op
 from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from watched_op import watched
 
 import build
+import runs
 from arrays import stored, weights_of
 from each import each
 from graphics import on_a_gpu
+from lazy import torch
 from runs import graph_of
 from weightctl import (
     DeviceRef,
@@ -53,12 +54,13 @@ if TYPE_CHECKING:
     from weightctl import Buffer
 
 
+FOLDERS = [str(Path(module.__file__).parent) for module in (engine_graphs, runs)]
 LARGE = """
 import sys
 import numpy as np
 from weightctl import open_weights
 from weightctl.engine import InferenceSession
-sys.path.insert(0, {folder!r})
+sys.path[:0] = {folders!r}
 from engine_graphs import stack
 
 def peak():
@@ -195,7 +197,7 @@ def test_streamed_weights_do_not_add_up_in_memory(tmp_path: Path) -> None:
     arrays = {f"layers.{n}.w": matrix for n in range(30)}
     arrays |= {f"layers.{n}.b": bias for n in range(30)}
     path = stored(tmp_path / "a.safetensors", **arrays)
-    program = LARGE.format(folder=str(Path(engine_graphs.__file__).parent), path=str(path))
+    program = LARGE.format(folders=FOLDERS, path=str(path))
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -10,10 +10,10 @@ import joined_program
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from joined_program import WAIT, numbers
 
 from each import each
+from lazy import torch
 from once import once, shared
 from rank_processes import torchrun
 from runs import executed

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from engine_graphs import CPU, F32, loaded, numbers, ran
 
 from arrays import stored, weights_of
 from each import each
 from graphics import on_a_gpu
+from lazy import torch
 from rows import in_blocks
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.codecs import transcode
@@ -28,7 +28,7 @@ from weightctl.errors import EngineError
 from weightctl.graph import Graph, TensorType, Weight, ops
 from weightctl.graph.ops import device_blocks, lowering
 from weightctl.graph.ops.device_blocks import decode_there, decodes_on
-from weightctl.graph.ops.lowering import dtype_of, torch_dtype
+from weightctl.graph.ops.lowering import torch_dtype
 from weightctl.nn import Linear
 from weightctl.plan.cast import cast
 
@@ -78,7 +78,7 @@ def test_blocks_are_decoded_in_several_threads(
     has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "_TILE", 64 * 4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
     if not has_kernel:
         monkeypatch.setattr(products, "row_multiplier", lambda _: None)
     data, held = in_blocks(numbers(32, 64), Q8_0)
@@ -126,14 +126,14 @@ def test_a_resident_weight_is_cast_once() -> None:
 
 
 @each("rows", [2, 9])
-@each("kind", [torch.bfloat16, torch.float16])
+@each("kind", ["bfloat16", "float16"])
 @each("resident", [False, True])
 def test_a_product_reads_short_floats_as_they_are_stored(
-    rows: int, kind: torch.dtype, resident: bool
+    rows: int, kind: str, resident: bool
 ) -> None:
     with Graph("short", [TensorType(F32, ("n", 64))]) as graph:
         graph.output(graph.inputs[0] @ Weight("w", F32, (5, 64)).T)
-    held, x = torch.randn(5, 64).to(kind), numbers(rows, 64)
+    held, x = torch.randn(5, 64).to(getattr(torch, kind)), numbers(rows, 64)
     found = ran(graph, x, registry={"w": held}, resident=resident)
     np.testing.assert_allclose(found, x @ held.float().numpy().T, rtol=1e-5, atol=1e-5)
 
@@ -149,22 +149,22 @@ def test_one_cast_weight_serves_all_names_of_a_tensor() -> None:
     assert first.data_ptr() == second.data_ptr()
 
 
-@each("kind", [torch.bfloat16, torch.float16])
+@each("kind", ["bfloat16", "float16"])
 @each("kernels", [False, True])
 @each("rows", [3, 9])
 def test_vectors_are_rounded_on_request_where_the_weights_are_in_bfloat16(
-    kind: torch.dtype, rows: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, rows: int, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernels:
         monkeypatch.setattr(products, "multiplies_bf16", lambda: False)
-    layer = Linear(64, 11, dtype=dtype_of(kind))
+    layer = Linear(64, 11, dtype=DType(kind))
     layer.name_weights()
     with Graph("product", [TensorType(F32, ("n", 64))]) as graph:
         graph.output(graph.inputs[0] @ layer.weight.cast(F32).T)
     x, weight = torch.from_numpy(numbers(rows, 64, seed=1)), torch.from_numpy(numbers(11, 64))
-    weight, registry = weight.to(kind), {"weight": weight.to(kind)}
+    weight, registry = weight.to(getattr(torch, kind)), {"weight": weight.to(getattr(torch, kind))}
     for rounds in (False, True):
-        given = x.bfloat16().float() if rounds and kind is torch.bfloat16 else x
+        given = x.bfloat16().float() if rounds and kind == "bfloat16" else x
         (found,) = InferenceSession().load(graph, registry, rounds_bf16=rounds).execute(x)
         expected = (given @ weight.float().T).numpy()
         np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-5, atol=1e-5)

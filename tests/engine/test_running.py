@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from engine_graphs import (
     CPU,
     F32,
@@ -27,6 +26,7 @@ from watched_op import LYING, lying
 from arrays import stored
 from each import each
 from graphics import on_a_gpu
+from lazy import torch
 from weightctl import DeviceRef, DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError
@@ -293,10 +293,10 @@ def test_a_session_takes_one_device_or_several() -> None:
     assert InferenceSession(CPU).devices == InferenceSession([CPU]).devices == (CPU,)
 
 
-@each("devices", ["cpu", ["cpu"], None, [torch.device("cpu")]], ids=str)
+@each("devices", ["cpu", ["cpu"], None, lambda: [torch.device("cpu")]], ids=str)
 def test_what_is_not_a_device_is_refused(devices: Any) -> None:
     with pytest.raises(EngineError, match=r"(?s)is not a device.*DeviceRef\.CPU\(\)"):
-        InferenceSession(devices)
+        InferenceSession(devices() if callable(devices) else devices)
 
 
 def test_a_name_that_no_input_gives_a_size_is_refused() -> None:
@@ -437,7 +437,7 @@ def delayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (value_checks, binary, quantized):
         monkeypatch.setattr(module, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr(torch, "stack", watch)
+    monkeypatch.setattr("torch.stack", watch)
     return read
 
 

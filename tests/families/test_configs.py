@@ -13,18 +13,13 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.phi3 import Phi3Config
 
 import small_models
 from each import each
+from lazy import LazyModule, torch, transformers
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families import FAMILIES
@@ -48,6 +43,11 @@ if TYPE_CHECKING:
 
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
+
+modeling_rope_utils: Any = LazyModule("transformers.modeling_rope_utils")
+llama_module: Any = LazyModule("transformers.models.llama")
+modeling_llama: Any = LazyModule("transformers.models.llama.modeling_llama")
+phi3_module: Any = LazyModule("transformers.models.phi3")
 
 
 def read(document: dict[str, Any]) -> Any:
@@ -113,7 +113,7 @@ TAKEN: list[dict[str, Any]] = [
 
 
 def known(document: dict[str, Any]) -> Any:
-    return AutoConfig.for_model(**json.loads(json.dumps(document)))
+    return transformers.AutoConfig.for_model(**json.loads(json.dumps(document)))
 
 
 @each("document", TAKEN, ids=str)
@@ -133,7 +133,7 @@ def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
 
 @each("document", [d for d in TAKEN if "rope" in str(d)], ids=str)
 def test_rotations_are_as_fast_as_in_transformers(document: dict[str, Any]) -> None:
-    made, expected = read(document), LlamaRotaryEmbedding(known(document))
+    made, expected = read(document), modeling_llama.LlamaRotaryEmbedding(known(document))
     found = inverse_frequencies(made.rope_dimensions, made.rope_base, made.rope_scaling)
     assert found == pytest.approx(np.asarray(expected.inv_freq), rel=1e-6)
     amplitude = 1.0 if made.rope_scaling is None else made.rope_scaling.amplitude
@@ -683,7 +683,7 @@ SPEEDS = [
 @each("case", SPEEDS, ids=str)
 def test_factors_stretch_rotations_as_transformers_does(case: tuple[float, ...]) -> None:
     base, dimensions, factor, original, low, high = case
-    config = LlamaConfig(
+    config = llama_module.LlamaConfig(
         head_dim=int(dimensions),
         max_position_embeddings=1 << 20,
         rope_parameters={
@@ -691,7 +691,7 @@ def test_factors_stretch_rotations_as_transformers_does(case: tuple[float, ...])
             "high_freq_factor": high, "original_max_position_embeddings": int(original),
         },
     )  # fmt: skip
-    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    expected, _ = modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config)
     factors = rope_factors(llama3(*case))  # type: ignore[arg-type]
     assert factors is not None
     assert factors.dtype == np.float32
@@ -788,7 +788,7 @@ def longrope(**changes: Any) -> RopeScaling:
 def test_longrope_turns_pairs_as_transformers_does(
     length: int, attention_factor: float | None
 ) -> None:
-    config = Phi3Config(
+    config = phi3_module.Phi3Config(
         max_position_embeddings=131072,
         original_max_position_embeddings=4096,
         rope_parameters={
@@ -796,7 +796,9 @@ def test_longrope_turns_pairs_as_transformers_does(
             "long_factor": list(LONG), "attention_factor": attention_factor,
         },
     )  # fmt: skip
-    expected, amplitude = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+    expected, amplitude = modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"](
+        config, seq_len=length
+    )
     scaling = longrope(attention_factor=attention_factor)
     found = inverse_frequencies(96, 10000.0, scaling, length)
     assert found == pytest.approx(expected.numpy(), rel=1e-6)

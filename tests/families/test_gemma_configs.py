@@ -10,25 +10,12 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma3nForCausalLM,
-    Gemma3nTextConfig,
-    Gemma4ForCausalLM,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedForCausalLM,
-    Gemma4UnifiedForConditionalGeneration,
-    Gemma4UnifiedTextConfig,
-)
 
 import small_models
 from arrays import weights_of
 from each import each
 from family_cases import make_checkpoint, run_transformers
+from lazy import load_file, save_file, torch, transformers
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import DType, convert, open_weights, shard
@@ -104,7 +91,7 @@ def read(document: dict[str, Any]) -> Read:
 
 
 def known(document: dict[str, Any]) -> Any:
-    return AutoConfig.for_model(**json.loads(json.dumps(document))).get_text_config()
+    return transformers.AutoConfig.for_model(**json.loads(json.dumps(document))).get_text_config()
 
 
 def metadata(name: str, **changes: Any) -> dict[str, MetadataValue]:
@@ -152,7 +139,7 @@ def test_what_config_json_says_and_leaves_out_is_as_transformers_has_it(
 def test_what_transformers_writes_is_read_as_what_it_read(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
-    AutoConfig.for_model(**json.loads(json.dumps(document))).save_pretrained(tmp_path)
+    transformers.AutoConfig.for_model(**json.loads(json.dumps(document))).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert read(written).config == read(document).config
 
@@ -322,8 +309,10 @@ def multimodal() -> Any:
         "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "image_size": 8,
         "num_attention_heads": 2, "patch_size": 2,
     }  # fmt: skip
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    return Gemma3ForConditionalGeneration(config)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
 
 
 def test_the_text_of_a_multimodal_model_is_known_as_transformers_saves_it(tmp_path: Path) -> None:
@@ -547,9 +536,9 @@ USUAL: dict[str, Any] = {
 
 def make(path: Path, **stated: Any) -> NDArray[np.float32]:
     """Write a checkpoint, in which some tokens have no embeddings for layers; return its logits."""
-    config = Gemma3nTextConfig(**SIZES | stated)
+    config = transformers.Gemma3nTextConfig(**SIZES | stated)
     torch.manual_seed(0)
-    model = Gemma3nForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model = transformers.Gemma3nForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -672,8 +661,10 @@ def test_the_text_model_is_computed_as_transformers_does_and_comes_back_from_ggu
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
-    config = Gemma4UnifiedTextConfig(**UNIFIED)
-    model = Gemma4UnifiedForCausalLM._from_config(config, attn_implementation="eager").eval()
+    config = transformers.Gemma4UnifiedTextConfig(**UNIFIED)
+    model = transformers.Gemma4UnifiedForCausalLM._from_config(
+        config, attn_implementation="eager"
+    ).eval()
     model.save_pretrained(tmp_path / "model")
     expected = run_transformers(model, TEN)
     convert(tmp_path / "model", tmp_path / "model.gguf", to="gguf")
@@ -683,12 +674,16 @@ def test_the_text_model_is_computed_as_transformers_does_and_comes_back_from_ggu
         (ours,) = executed(network.graph(), np.array([TEN]), weights=found.weights)
         assert np.abs(ours[0] - expected).max() < 1e-4
     convert(tmp_path / "model.gguf", tmp_path / "back")
-    back: Any = Gemma4ForCausalLM.from_pretrained(tmp_path / "back", attn_implementation="eager")
+    back: Any = transformers.Gemma4ForCausalLM.from_pretrained(
+        tmp_path / "back", attn_implementation="eager"
+    )
     assert np.abs(run_transformers(back.eval(), TEN) - expected).max() < 1e-4
 
 
 def test_the_text_model_of_a_multimodal_checkpoint_is_found(tmp_path: Path) -> None:
-    model: Any = Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedConfig(text_config=UNIFIED))
+    model: Any = transformers.Gemma4UnifiedForConditionalGeneration(
+        transformers.Gemma4UnifiedConfig(text_config=UNIFIED)
+    )
     model.save_pretrained(tmp_path)
     stated = json.loads((tmp_path / "config.json").read_text())
     found = recognize(open_weights(tmp_path))

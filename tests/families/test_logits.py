@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from gguf import quants
-from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM, MistralConfig
-from transformers import MistralForCausalLM as Mistral
 
 import small_models
 from arrays import weights_of
 from each import each
+from lazy import torch, transformers
 from real_files import fetch
 from rows import in_blocks
 from runs import executed, graph_of
@@ -65,7 +63,7 @@ def read_llama(path: Path) -> Any:
     def read_key(key: str) -> Any:
         return reader.fields[f"llama.{key}"].contents()
 
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=read_key("vocab_size"),
         hidden_size=read_key("embedding_length"),
         intermediate_size=read_key("feed_forward_length"),
@@ -87,7 +85,7 @@ def read_llama(path: Path) -> Any:
             array = pairs.swapaxes(2, 1).reshape(array.shape)
         stored[tensor.name] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).eval()
+        model = transformers.LlamaForCausalLM(config).eval()
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     state = {
         name: stored[table.get_name(name, (".weight",)) or ""]
@@ -113,11 +111,13 @@ SENTENCES = ["A cat sat on the mat.", "Weights are numbers, and models are made 
 
 @pytest.fixture(scope="module")
 def encoded(minilm: Path) -> tuple[Any, Floats]:
-    inputs = AutoTokenizer.from_pretrained(minilm)(SENTENCES, padding=True, return_tensors="np")
+    inputs = transformers.AutoTokenizer.from_pretrained(minilm)(
+        SENTENCES, padding=True, return_tensors="np"
+    )
     del inputs["token_type_ids"]
     given = {name: torch.from_numpy(array) for name, array in inputs.items()}
     with torch.inference_mode():
-        states = BertModel.from_pretrained(minilm)(**given).last_hidden_state.numpy()
+        states = transformers.BertModel.from_pretrained(minilm)(**given).last_hidden_state.numpy()
     return inputs, pooled(states, inputs["attention_mask"])
 
 
@@ -140,7 +140,7 @@ def test_minilm_from_either_format(form: str, minilm: Path, encoded: tuple[Any, 
 
 def test_tiny_llama(tiny_llama: Path) -> None:
     tokens = tokens_below(512)
-    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
     assert_same(run(open_weights(tiny_llama), tokens), logits(model, tokens))
 
 
@@ -231,9 +231,9 @@ def test_mistral_sees_no_further_than_its_window(tmp_path: Path) -> None:
     sizes = small_models.llama().config.to_dict()
     kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
             "num_attention_heads", "num_key_value_heads", "max_position_embeddings")  # fmt: skip
-    config = MistralConfig(**{name: sizes[name] for name in kept}, sliding_window=8)
+    config = transformers.MistralConfig(**{name: sizes[name] for name in kept}, sliding_window=8)
     torch.manual_seed(6)
-    model, tokens = Mistral(config).eval(), tokens_below(96)
+    model, tokens = transformers.MistralForCausalLM(config).eval(), tokens_below(96)
     found = run(open_weights(save(model, "float32", tmp_path)), tokens)
     assert_same(found, logits(model, tokens), 1e-4)
     model.config.sliding_window = None

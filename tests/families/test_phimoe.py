@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import PhimoeConfig, PhimoeForCausalLM
 
+from lazy import torch, transformers
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
@@ -32,14 +31,14 @@ def make_model(short: list[float]) -> Any:
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": LONG,
         "short_mscale": 1.2, "long_mscale": 1.2, "original_max_position_embeddings": ORIGINAL,
     }  # fmt: skip
-    config = PhimoeConfig(
+    config = transformers.PhimoeConfig(
         vocab_size=96, hidden_size=32, intermediate_size=40, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=3,
         max_position_embeddings=64, attention_bias=True, lm_head_bias=True,
         rope_parameters=rope, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = PhimoeForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model = transformers.PhimoeForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1))

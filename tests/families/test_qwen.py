@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from transformers import AutoConfig
 
 import small_models
 from arrays import weights_of
 from each import each
 from family_variants import draw_variant, make_variant
+from lazy import transformers
 from runs import executed
 from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl import convert, open_weights, shard
@@ -115,7 +115,7 @@ def test_a_qwen_with_windows_crosses_to_gguf_and_back() -> None:
     assert_same(crossed, model)
     document = to_hugging_face(crossed.family, crossed.fields, "qwen2")
     assert document["architectures"] == ["Qwen2ForCausalLM"]
-    back: Any = AutoConfig.for_model(**document)
+    back: Any = transformers.AutoConfig.for_model(**document)
     assert (back.sliding_window, back.layer_types) == (7, MIXED)
 
 
@@ -152,7 +152,7 @@ DOCUMENTS: list[dict[str, Any]] = [
 def test_what_config_json_leaves_out_is_as_transformers_takes_it(
     name: str, document: dict[str, Any]
 ) -> None:
-    known: Any = AutoConfig.for_model(name, **document)
+    known: Any = transformers.AutoConfig.for_model(name, **document)
     ours: Any = from_hugging_face(DENSE[name], document | {"model_type": name}, "here").config
     expected = {
         "vocabulary": known.vocab_size,
@@ -564,7 +564,7 @@ def test_a_phi3_in_gguf_says_that_it_has_no_window() -> None:
     assert_same(crossed, model)
     document = to_hugging_face(crossed.family, crossed.fields, "phi3")
     assert document["architectures"] == ["Phi3ForCausalLM"]
-    back: Any = AutoConfig.for_model(**document)
+    back: Any = transformers.AutoConfig.for_model(**document)
     assert back.rope_parameters["partial_rotary_factor"] == 0.5
     assert back.sliding_window is None
 
@@ -584,7 +584,7 @@ PHI3: list[dict[str, Any]] = [
 @each("document", PHI3, ids=str)
 def test_what_a_phi3_leaves_out_is_as_transformers_takes_it(document: dict[str, Any]) -> None:
     ours: Any = from_hugging_face(PHI, document | {"model_type": "phi3"}, "here").config
-    known: Any = AutoConfig.for_model("phi3", **document)
+    known: Any = transformers.AutoConfig.for_model("phi3", **document)
     head_dim = known.hidden_size // known.num_attention_heads
     rope = known.rope_parameters
     expected = {

@@ -6,23 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from transformers import (
-    CohereConfig,
-    CohereForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    Ministral3Config,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
-    Mistral4Config,
-    MistralConfig,
-)
 
 from each import each
 from family_cases import make_checkpoint, run_transformers
 from family_variants import draw_variant, make_variant
+from lazy import torch, transformers
 from runs import executed, run
 from small_models import logits, tokens_below
 from weightctl import DType, WeightData, convert, open_weights
@@ -101,13 +89,13 @@ def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused(
 
 @each("ranks", [1, 2])
 def test_each_head_is_normed_by_its_own_weights(ranks: int, tmp_path: Path) -> None:
-    config = CohereConfig(
+    config = transformers.CohereConfig(
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
         use_qk_norm=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = CohereForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model = transformers.CohereForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 1))
@@ -208,10 +196,10 @@ def test_positions_see_their_own_chunk_and_queries_far_into_a_text_are_multiplie
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
-    config = Llama4TextConfig(
+    config = transformers.Llama4TextConfig(
         **SIZES, attention_chunk_size=8, floor_scale=4, attn_scale=0.5, moe_layers=[1, 2]
     )
-    model = Llama4ForCausalLM._from_config(config, attn_implementation="eager").eval()
+    model = transformers.Llama4ForCausalLM._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 1))
@@ -272,11 +260,11 @@ LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_n
           "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
           "moe_intermediate_size": 32}  # fmt: skip
 TEXTS: dict[str, Any] = {
-    "mistral": MistralConfig(**MISTRAL3, num_key_value_heads=2),
-    "ministral3": Ministral3Config(
+    "mistral": transformers.MistralConfig(**MISTRAL3, num_key_value_heads=2),
+    "ministral3": transformers.Ministral3Config(
         **MISTRAL3, num_key_value_heads=2, head_dim=16, rope_parameters=dict(YARN)
     ),
-    "mistral4": Mistral4Config(**MISTRAL3, **LATENT, rope_parameters=dict(YARN)),
+    "mistral4": transformers.Mistral4Config(**MISTRAL3, **LATENT, rope_parameters=dict(YARN)),
 }
 VISION = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "head_dim": 16,
           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
@@ -286,10 +274,10 @@ VISION = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "
 def save_multimodal(kind: str, into: Path) -> NDArray[Any]:
     """Save a multimodal model with a text model of a type, and return its logits."""
     torch.manual_seed(0)
-    config = Mistral3Config(
+    config = transformers.Mistral3Config(
         text_config=TEXTS[kind], vision_config=VISION, tie_word_embeddings=False
     )
-    model = Mistral3ForConditionalGeneration(config).eval()
+    model = transformers.Mistral3ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from each import each
 from family_cases import make_checkpoint, untie_output
+from lazy import LazyModule, load_file, save_file, torch, transformers
 from llama_cpp import ask
 from runs import executed
 from weightctl import DType, convert, open_weights, shard
@@ -39,6 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import Completed
+
+modeling_t5: Any = LazyModule("transformers.models.t5.modeling_t5")
 
 
 def fields_of(name: str, **document: Any) -> dict[str, Any]:
@@ -330,7 +329,7 @@ def test_distances_are_in_the_buckets_that_transformers_has(
     table = np.arange(buckets * 2, dtype=np.float32).reshape(buckets, 2)
     (found,) = executed(graph, weights={"weight": table})
     places = torch.arange(LENGTH)
-    expected = T5Attention._relative_position_bucket(
+    expected = modeling_t5.T5Attention._relative_position_bucket(
         places[None] - places[:, None], not is_causal, buckets, farthest
     )
     assert np.array_equal(found[0, 0], 2 * expected.numpy())

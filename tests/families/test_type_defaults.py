@@ -6,17 +6,12 @@ import dataclasses
 import json
 from typing import Any
 
-import transformers
-from transformers import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    MODEL_MAPPING_NAMES,
-)
-
 from each import each
+from lazy import LazyModule, transformers
 from weightctl.families import FAMILIES
 from weightctl.families.configs import from_hugging_face
+
+modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
 REMOTE = {"bailing_moe", "kimi_k2", "minicpm", "plamo2", "rwkv6", "rwkv7"}
@@ -35,7 +30,7 @@ NESTED = {
 
 def stated(kind: str) -> dict[str, Any]:
     """Return a whole config.json of a type, as transformers writes it by default."""
-    stated: dict[str, Any] = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict()))
+    stated: dict[str, Any] = json.loads(json.dumps(transformers.CONFIG_MAPPING[kind]().to_dict()))
     return stated
 
 
@@ -58,9 +53,13 @@ def test_a_config_that_says_nothing_is_that_of_transformers_by_default(
 def test_the_class_of_a_type_is_that_of_transformers(name_of_family: str, kind: str) -> None:
     family = FAMILIES[name_of_family].load()
     is_encoder = family.config.endswith("EncoderConfig")
-    classes = MODEL_MAPPING_NAMES if is_encoder else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    classes = (
+        modeling_auto.MODEL_MAPPING_NAMES
+        if is_encoder
+        else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
     # Some classes are not among those that its `AutoModelForCausalLM` finds.
-    known = classes.get(kind) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
+    known = classes.get(kind) or modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
     name = family.model_types[kind].class_name
     assert name == known if known else hasattr(transformers, name)
 

@@ -6,9 +6,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from each import each
+from lazy import torch
 from runs import run
 from weightctl.errors import GraphError
 from weightctl.graph import ops

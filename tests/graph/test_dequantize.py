@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from each import each
+from lazy import torch
 from rows import in_blocks
 from runs import run
 from weightctl.device import DeviceRef

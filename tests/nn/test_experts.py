@@ -4,19 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from torch_layers import difference, numbers, seeded
-from transformers import MixtralConfig, Qwen3MoeConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from each import each
+from lazy import LazyModule, torch, transformers
 from runs import graph_of, run, types_of
 from weightctl.errors import GraphError
 from weightctl.nn import MixtureOfExperts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+modeling_mixtral: Any = LazyModule("transformers.models.mixtral.modeling_mixtral")
+modeling_qwen3_moe: Any = LazyModule("transformers.models.qwen3_moe.modeling_qwen3_moe")
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_experts_per_tok": 2, "num_hidden_layers": 1}
 
@@ -44,7 +44,7 @@ def ours(block: Any, *, dtype: torch.dtype = torch.float32, **options: Any) -> t
 
 
 def mixtral() -> Any:
-    return seeded(MixtralSparseMoeBlock(MixtralConfig(
+    return seeded(modeling_mixtral.MixtralSparseMoeBlock(transformers.MixtralConfig(
         **SIZES, intermediate_size=24, num_local_experts=4
     )))  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_a_mixture_of_experts_is_that_of_mixtral() -> None:
 
 @each("is_normalized", [True, False])
 def test_a_mixture_of_experts_is_that_of_qwen3(is_normalized: bool) -> None:
-    theirs = seeded(Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(
+    theirs = seeded(modeling_qwen3_moe.Qwen3MoeSparseMoeBlock(transformers.Qwen3MoeConfig(
         **SIZES, moe_intermediate_size=24, num_experts=4, norm_topk_prob=is_normalized
     )))  # fmt: skip
     found = ours(theirs, is_normalized=is_normalized)

@@ -6,26 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from torch_layers import difference, numbers, seeded, taken
-from transformers import BertConfig, Gemma2Config, GPT2Config, LlamaConfig, Qwen3Config
-from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.bert.modeling_bert import BertSelfAttention
-from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as interleaved
-from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2RMSNorm
-from transformers.models.gpt2.modeling_gpt2 import GPT2MLP, GPT2Attention
-from transformers.models.llama.modeling_llama import (
-    LlamaAttention,
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
-from transformers.pytorch_utils import Conv1D
 
 from each import each
+from lazy import LazyModule, torch, transformers
 from rows import in_blocks
 from runs import run
 from weightctl.dtype import DType, QuantizationEncoding
@@ -42,6 +26,16 @@ from weightctl.nn.norm import LayerNorm, RMSNorm
 if TYPE_CHECKING:
     from weightctl.graph import Value
     from weightctl.weights import WeightData
+
+activations: Any = LazyModule("transformers.activations")
+modeling_rope_utils: Any = LazyModule("transformers.modeling_rope_utils")
+modeling_bert: Any = LazyModule("transformers.models.bert.modeling_bert")
+modeling_cohere: Any = LazyModule("transformers.models.cohere.modeling_cohere")
+modeling_gemma2: Any = LazyModule("transformers.models.gemma2.modeling_gemma2")
+modeling_gpt2: Any = LazyModule("transformers.models.gpt2.modeling_gpt2")
+modeling_llama: Any = LazyModule("transformers.models.llama.modeling_llama")
+modeling_qwen3: Any = LazyModule("transformers.models.qwen3.modeling_qwen3")
+pytorch_utils: Any = LazyModule("transformers.pytorch_utils")
 
 
 HEADS = {"self_attn.": "", "_proj": "", "query": "q", "key": "k", "value": "v"}
@@ -77,7 +71,7 @@ def compared(
     seeded(theirs)
     ours.load_state_dict(taken(theirs, HEADS))
     x, positions = numbers(2, 9, config.hidden_size), torch.arange(9)
-    rotation = LlamaRotaryEmbedding(config)(x, positions[None])
+    rotation = modeling_llama.LlamaRotaryEmbedding(config)(x, positions[None])
     with torch.no_grad():
         expected, _ = theirs(x, position_embeddings=rotation, attention_mask=causal_mask(9, window))
     return difference(run(WithPositions(ours, config.head_dim), x, positions), expected)
@@ -93,7 +87,7 @@ def test_linear_gives_what_torch_gives(bias: bool) -> None:
 
 
 def test_a_transposed_linear_is_a_conv1d() -> None:
-    theirs = seeded(Conv1D(20, 12))
+    theirs = seeded(pytorch_utils.Conv1D(20, 12))
     ours = Linear(12, 20, bias=True, transposed=True)
     ours.load_state_dict(taken(theirs))
     x = numbers(2, 3, 12)
@@ -172,7 +166,7 @@ def test_a_quantized_embedding_gives_the_numbers_of_its_blocks() -> None:
 
 @each("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norm_is_that_of_llama(dtype: torch.dtype) -> None:
-    theirs = seeded(LlamaRMSNorm(16, eps=1e-5))
+    theirs = seeded(modeling_llama.LlamaRMSNorm(16, eps=1e-5))
     ours = RMSNorm(16, 1e-5)
     ours.load_state_dict(taken(theirs))
     x = numbers(2, 3, 16, dtype=dtype)
@@ -181,7 +175,7 @@ def test_rms_norm_is_that_of_llama(dtype: torch.dtype) -> None:
 
 
 def test_rms_norm_with_an_offset_is_that_of_gemma() -> None:
-    theirs = seeded(Gemma2RMSNorm(16, eps=1e-6))
+    theirs = seeded(modeling_gemma2.Gemma2RMSNorm(16, eps=1e-6))
     ours = RMSNorm(16, 1e-6, offset=1.0)
     ours.load_state_dict(taken(theirs))
     x = numbers(2, 3, 16)
@@ -210,8 +204,8 @@ def test_layer_norm_is_that_of_torch(bias: bool) -> None:
 )
 @each("bias", [False, True])
 def test_a_gated_mlp_is_that_of_llama(bias: bool, name: str, theirs: str) -> None:
-    config = LlamaConfig(**LLAMA, hidden_act=theirs, mlp_bias=bias)
-    module = seeded(LlamaMLP(config))
+    config = transformers.LlamaConfig(**LLAMA, hidden_act=theirs, mlp_bias=bias)
+    module = seeded(modeling_llama.LlamaMLP(config))
     ours = GatedMLP(32, 48, name, bias=bias)
     ours.load_state_dict(taken(module, {"_proj": ""}))
     x = numbers(2, 3, 32)
@@ -219,7 +213,7 @@ def test_a_gated_mlp_is_that_of_llama(bias: bool, name: str, theirs: str) -> Non
 
 
 def test_an_mlp_is_that_of_gpt2() -> None:
-    module = seeded(GPT2MLP(48, GPT2Config(n_embd=32)))
+    module = seeded(modeling_gpt2.GPT2MLP(48, transformers.GPT2Config(n_embd=32)))
     ours = MLP(32, 48, "gelu_tanh", transposed=True)
     ours.load_state_dict(taken(module, {"c_fc": "up", "c_proj": "down"}))
     x = numbers(2, 3, 32)
@@ -234,7 +228,7 @@ def test_an_mlp_of_torch_linears_has_the_exact_gelu() -> None:
         {f"{name}.{key}": part for name, m in names.items() for key, part in taken(m).items()}
     )
     x = numbers(3, 8)
-    assert difference(run(ours, x), down(ACT2FN["gelu"](up(x))).detach()) < 1e-5
+    assert difference(run(ours, x), down(activations.ACT2FN["gelu"](up(x))).detach()) < 1e-5
 
 
 def test_an_unknown_activation_is_refused_with_the_known_ones() -> None:
@@ -249,27 +243,29 @@ def test_attention_with_grouped_heads_is_that_of_llama(
     kv_heads: int, head_dim: int, bias: bool
 ) -> None:
     sizes = LLAMA | {"num_key_value_heads": kv_heads}
-    config = LlamaConfig(**sizes, head_dim=head_dim, attention_bias=bias)
+    config = transformers.LlamaConfig(**sizes, head_dim=head_dim, attention_bias=bias)
     ours = Attention(32, 4, kv_heads=kv_heads, head_dim=head_dim, bias=bias)
-    assert compared(LlamaAttention(config, 0), ours, config) < 1e-4
+    assert compared(modeling_llama.LlamaAttention(config, 0), ours, config) < 1e-4
 
 
 def test_attention_with_norms_of_queries_and_keys_is_that_of_qwen3() -> None:
-    config = Qwen3Config(**LLAMA, head_dim=8, rms_norm_eps=1e-6)
+    config = transformers.Qwen3Config(**LLAMA, head_dim=8, rms_norm_eps=1e-6)
     ours = Attention(32, 4, kv_heads=2, norm_epsilon=1e-6)
-    assert compared(Qwen3Attention(config, 0), ours, config) < 1e-4
+    assert compared(modeling_qwen3.Qwen3Attention(config, 0), ours, config) < 1e-4
 
 
 def test_attention_with_bounded_scores_in_a_window_is_that_of_gemma2() -> None:
-    config = Gemma2Config(**LLAMA, head_dim=8, query_pre_attn_scalar=16, attn_logit_softcapping=2.0)
+    config = transformers.Gemma2Config(
+        **LLAMA, head_dim=8, query_pre_attn_scalar=16, attn_logit_softcapping=2.0
+    )
     ours = Attention(32, 4, kv_heads=2, window=3, softcap=2.0, scale=0.25)
-    assert compared(Gemma2Attention(config, 0), ours, config, window=3) < 1e-4
+    assert compared(modeling_gemma2.Gemma2Attention(config, 0), ours, config, window=3) < 1e-4
 
 
 @each("transposed", [True, False])
 def test_attention_with_a_fused_projection_is_that_of_gpt2(transposed: bool) -> None:
-    config = GPT2Config(n_embd=32, n_head=4, attn_implementation="eager")
-    theirs = seeded(GPT2Attention(config, layer_idx=0))
+    config = transformers.GPT2Config(n_embd=32, n_head=4, attn_implementation="eager")
+    theirs = seeded(modeling_gpt2.GPT2Attention(config, layer_idx=0))
     ours = Attention(32, 4, bias=True, fused=True, transposed=transposed)
     weights = taken(theirs, FUSED)
     if not transposed:
@@ -282,8 +278,10 @@ def test_attention_with_a_fused_projection_is_that_of_gpt2(transposed: bool) -> 
 
 
 def test_attention_in_both_directions_sees_what_its_mask_lets_it() -> None:
-    config = BertConfig(hidden_size=32, num_attention_heads=4, attn_implementation="eager")
-    theirs = seeded(BertSelfAttention(config))
+    config = transformers.BertConfig(
+        hidden_size=32, num_attention_heads=4, attn_implementation="eager"
+    )
+    theirs = seeded(modeling_bert.BertSelfAttention(config))
     ours = Attention(32, 4, bias=True, output_bias=False, causal=False)
     ours.load_state_dict(taken(theirs, HEADS) | {"o.weight": torch.eye(32)})
     x = numbers(2, 5, 32)
@@ -373,8 +371,8 @@ SCALINGS = {
 }
 
 
-def config(parameters: dict[str, object], head_dim: int, base: float) -> LlamaConfig:
-    return LlamaConfig(
+def config(parameters: dict[str, object], head_dim: int, base: float) -> transformers.LlamaConfig:
+    return transformers.LlamaConfig(
         hidden_size=2 * head_dim,
         num_attention_heads=2,
         head_dim=head_dim,
@@ -402,7 +400,7 @@ def test_scaled_frequencies_are_those_of_transformers(
     name: str, dimensions: int, base: float
 ) -> None:
     parameters, scaling = SCALINGS[name]
-    theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+    theirs, amplitude = modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
         config(parameters, dimensions, base)
     )
     ours = inverse_frequencies(dimensions, base, scaling)
@@ -414,7 +412,9 @@ def test_scaled_frequencies_are_those_of_transformers(
 
 @each("base", [10000.0, 500000.0])
 def test_frequencies_without_scaling_are_those_of_transformers(base: float) -> None:
-    theirs = LlamaRotaryEmbedding(config({"rope_type": "default"}, 64, base)).inv_freq
+    theirs = modeling_llama.LlamaRotaryEmbedding(
+        config({"rope_type": "default"}, 64, base)
+    ).inv_freq
     ours = inverse_frequencies(64, base)
     np.testing.assert_array_max_ulp(ours, theirs.numpy(), maxulp=1)
 
@@ -430,18 +430,20 @@ def test_frequencies_without_scaling_are_exact_to_the_last_place(base: float) ->
 def test_rotated_heads_are_those_of_transformers(name: str) -> None:
     parameters, scaling = SCALINGS[name] if name else ({"rope_type": "default"}, None)
     x, positions = numbers(2, 3, 40, 32), torch.arange(40)
-    cos, sin = LlamaRotaryEmbedding(config(parameters, 32, 10000.0))(x, positions[None])
-    theirs, _ = apply_rotary_pos_emb(x, x, cos, sin)
+    cos, sin = modeling_llama.LlamaRotaryEmbedding(config(parameters, 32, 10000.0))(
+        x, positions[None]
+    )
+    theirs, _ = modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)
     ours = run(Rotated(RotaryEmbedding(32, 10000.0, scaling)), x, positions)
     assert difference(ours, theirs) < 1e-5
 
 
 def test_positions_need_not_start_at_zero() -> None:
     x, positions = numbers(1, 1, 4, 32), torch.tensor([900, 3, 50, 51])
-    cos, sin = LlamaRotaryEmbedding(config({"rope_type": "default"}, 32, 10000.0))(
+    cos, sin = modeling_llama.LlamaRotaryEmbedding(config({"rope_type": "default"}, 32, 10000.0))(
         x, positions[None]
     )
-    theirs, _ = apply_rotary_pos_emb(x, x, cos, sin)
+    theirs, _ = modeling_llama.apply_rotary_pos_emb(x, x, cos, sin)
     assert difference(run(Rotated(RotaryEmbedding(32)), x, positions), theirs) < 1e-4
 
 
@@ -449,7 +451,7 @@ def test_interleaved_rotation_turns_neighbors() -> None:
     x, positions = numbers(2, 3, 10, 16), torch.arange(10)
     angles = positions[:, None] * torch.from_numpy(inverse_frequencies(16, 10000.0))
     angles = angles.repeat_interleave(2, dim=-1)[None]
-    theirs, _ = interleaved(x, x, angles.cos(), angles.sin())
+    theirs, _ = modeling_cohere.apply_rotary_pos_emb(x, x, angles.cos(), angles.sin())
     ours = run(Rotated(RotaryEmbedding(16), interleaved=True), x, positions)
     assert difference(ours, theirs) < 1e-5
 

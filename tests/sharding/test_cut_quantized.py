@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gguf
 import numpy as np
 import pytest
-import torch
 from cut_models import gguf_llama, held, with_bytes
-from safetensors.torch import load_file, save_file
 
 from each import each
+from lazy import load_file, save_file, torch
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from sharded_files import shard_bytes, whole_bytes, write_shards
 from weightctl import open_weights

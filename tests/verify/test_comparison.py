@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from each import each
+from lazy import load_file, save_file, torch
 from verdicts import Subject, report_on
 from weightctl.cli import app
 from weightctl.errors import ConversionError

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given
@@ -19,6 +18,7 @@ import small_models
 from arrays import stored, weights_of
 from build import F32, Gguf, Tensor
 from each import each
+from lazy import torch
 from verdicts import saved
 from weightctl.codecs import can_encode, transcode
 from weightctl.dtype import ENCODINGS

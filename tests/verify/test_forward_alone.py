@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -15,6 +14,7 @@ import small_models
 from arrays import stored, weights_of
 from each import each
 from faults import inject
+from lazy import torch
 from verdicts import forward, report_on, saved
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS

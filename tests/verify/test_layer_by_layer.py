@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import pytest
 import tokenizers
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import family_tokenizers
 import small_models
 from each import each
+from lazy import torch, transformers
 from sharded_files import write_shards
 from verdicts import forward, report_on, saved
 from weightctl import WeightData, open_weights
@@ -338,7 +337,7 @@ def in_transformers(reference: Path, other: Path, windows: list[list[int]]) -> S
     losses: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     agrees: list[torch.Tensor] = []
     models = [
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         for path in (reference, other)
     ]
     for window in windows:
@@ -375,7 +374,7 @@ def cut_as_transformers(directory: Path, text: str) -> list[list[int]]:
 
     Each begins as the text does, where the tokenizer has something for that.
     """
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
     whole = tokenizer(text)["input_ids"]
     first = whole[: len(whole) - len(tokens)]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file, save_file
 
 import build
 import small_models
 from arrays import stored
 from each import each
+from lazy import load_file, save_file
 from verdicts import explain, report_on, saved
 from weightctl import convert
 from weightctl.cli import app

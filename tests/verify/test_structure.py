@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import build
 from arrays import weights_of
 from each import each
+from lazy import torch
 from sharded_files import (
     bytes_for,
     document_of,
