@@ -231,11 +231,11 @@ def test_a_fault_of_a_quantized_file_is_named(fault: str, healthy: Models, tmp_p
 def test_bits_of_a_scale_are_named(healthy: Models, tmp_path: Path) -> None:
     source = healthy.gguf("smollm2", "Q8_0")
     for bit in faults.EXPONENT_BITS:
-        injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
+        injected = faults.flip(source, tmp_path / f"{bit}.gguf", bit)
         report = report_on(injected.path, healthy("smollm2"), ["finite", "values"])
         assert_named(report, injected)
     for bit in (0, 9, 15):
-        injected = faults.flip(source, tmp_path / "faulty.gguf", bit)
+        injected = faults.flip(source, tmp_path / f"same-{bit}.gguf", bit)
         assert_named(report_on(injected.path, source, ["values"]), injected, cause=False)
 
 
