@@ -141,7 +141,7 @@ def save_original(source: Path, into: Path) -> None:
             0, 256, (*shape, 16), dtype=torch.uint8, generator=drawn
         )
         made[f"{name}_scales"] = torch.randint(120, 124, shape, dtype=torch.uint8, generator=drawn)
-    save_file(made, into / "model.safetensors", metadata={"format": "pt"})
+    save_file(made, into / "model.safetensors", {"format": "pt"})
     config = json.loads((into / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (into / "config.json").write_text(json.dumps(config))

@@ -39,7 +39,7 @@ _USED = ("num_experts_per_tok", "moe_topk", "moe_k")
 _SHARED = ("n_shared_experts", "num_shared_experts")
 _GROUPS = "n_group"
 _ROPE, _FACTORS = "rope_parameters", ("short_factor", "long_factor")
-_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _MIXED, _TOKENS, _MOST_LAYERS, _CONTEXT_SIZE = "mixed", 24, 8, 96
 _SCALINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -227,7 +227,7 @@ def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     expected = run_transformers(model, tokens)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if name in chosen:
-            tensor.data = tensor.data.to(getattr(torch, _DTYPES[chosen[name]]))
+            tensor.data = tensor.data.to(_DTYPES[chosen[name]])
     total = sum(each.numel() * each.element_size() for each in model.parameters())
     size = total + 10000 if variant.parts == 1 else total // variant.parts
     model.save_pretrained(into, max_shard_size=f"{size}B" if size < 1000 else size)
@@ -267,7 +267,7 @@ def _fill(model: Any, dtype: str, random: Random) -> dict[str, str]:
         chosen: dict[str, str] = {}
         for name, tensor in _list_tensors(model):
             chosen[name] = random.choice([*_DTYPES]) if dtype == _MIXED else dtype
-            tensor.copy_(tensor.to(getattr(torch, _DTYPES[chosen[name]])).float())
+            tensor.copy_(tensor.to(_DTYPES[chosen[name]]).float())
     return chosen
 
 
