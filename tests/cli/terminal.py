@@ -12,9 +12,12 @@ import subprocess
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from commands import ROOT, run_on_terminal
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,19 +38,13 @@ def on_a_terminal(
     """Run the command on a terminal of so many columns; return what it writes there."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    plain = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS"}}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "weightctl", *map(str, arguments)],
-        stdout=theirs,
-        stderr=theirs,
-        stdin=theirs,
-        cwd=cwd,
-        env=plain | {"TERM": "xterm-256color"} | environment,
-    )
-    os.close(theirs)
-    written = read_terminal(ours)
-    process.wait()
-    return _PHASES.sub("", written.replace("\r\n", "\n"))
+    with ThreadPoolExecutor(1) as reader:
+        written = reader.submit(read_terminal, ours)
+        try:
+            run_on_terminal(theirs, *arguments, cwd=cwd or ROOT, **environment)
+        finally:
+            os.close(theirs)
+    return _PHASES.sub("", written.result().replace("\r\n", "\n"))
 
 
 def read_terminal(ours: int) -> str:

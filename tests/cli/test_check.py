@@ -10,16 +10,13 @@ import pytest
 from jsonschema import Draft4Validator
 
 from check_files import change
+from commands import TINY
+from commands import run_command as weightctl
 from conftest import ROOT
 from weightctl.check import RULES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
-
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 
 @pytest.fixture
@@ -31,14 +28,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_sound_model_has_exit_code_0(weightctl: Run, tiny_llama: Path) -> None:
-    done = weightctl("check", tiny_llama)
+def test_a_sound_model_has_exit_code_0() -> None:
+    done = weightctl("check", TINY)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{tiny_llama}: no findings ({len(RULES)} rules)\n"
-    assert weightctl("check", tiny_llama, "-q").stdout == ""
+    assert done.stdout == f"{TINY}: no findings ({len(RULES)} rules)\n"
+    assert weightctl("check", TINY, "-q").stdout == ""
 
 
-def test_findings_have_exit_code_1(weightctl: Run, folder: Path) -> None:
+def test_findings_have_exit_code_1(folder: Path) -> None:
     done = weightctl("check", "model", cwd=folder, COLUMNS="200")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines() == [
@@ -54,9 +51,7 @@ def test_findings_have_exit_code_1(weightctl: Run, folder: Path) -> None:
     ]
 
 
-def test_a_correction_is_printed_and_what_is_left_has_exit_code_1(
-    weightctl: Run, folder: Path
-) -> None:
+def test_a_correction_is_printed_and_what_is_left_has_exit_code_1(folder: Path) -> None:
     planned = weightctl("check", "model", "--fix", "-n", cwd=folder)
     assert planned.returncode == 1
     assert '"float16"' in (folder / "model" / "config.json").read_text()
@@ -74,7 +69,7 @@ def test_a_correction_is_printed_and_what_is_left_has_exit_code_1(
     assert weightctl("check", "model", "-q", cwd=folder).returncode == 0
 
 
-def test_findings_are_results_of_sarif(weightctl: Run, folder: Path) -> None:
+def test_findings_are_results_of_sarif(folder: Path) -> None:
     done = weightctl("check", "model", "--sarif", "out.sarif", cwd=folder)
     assert done.returncode == 1
     log: Any = json.loads((folder / "out.sarif").read_text())
@@ -100,7 +95,7 @@ def test_findings_are_results_of_sarif(weightctl: Run, folder: Path) -> None:
         ("model --sarif -", "--sarif cannot write to stdout"),
     ],
 )
-def test_mistakes_have_exit_code_2(options: str, reason: str, weightctl: Run, folder: Path) -> None:
+def test_mistakes_have_exit_code_2(options: str, reason: str, folder: Path) -> None:
     before = (folder / "model" / "config.json").read_bytes()
     done = weightctl("check", *options.split(), cwd=folder)
     assert done.returncode == 2

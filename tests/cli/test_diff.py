@@ -5,46 +5,57 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pytest
 import small_checkpoints
 from terminal import on_a_terminal
+
+from build import safetensors_of
+from commands import TINY
+from commands import run_command as weightctl
+from weightctl import Plan, WeightData, open_weights
+from weightctl.cli import app
+from weightctl.errors import WeightctlError
+from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.save import save
+from weightctl.write.targets import target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
+    from numpy.typing import NDArray
 
-    Run = Callable[..., Completed]
+    from conftest import Completed
 
 
 def differences(done: Completed) -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(done.stdout)["differences"]}
 
 
-def test_the_same_is_not_a_difference_in_any_format(
-    weightctl: Run, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_the_same_is_not_a_difference_in_any_format(tmp_path: Path) -> None:
     copy = tmp_path / "copy.gguf"
-    assert weightctl("convert", tiny_llama, copy, "--names", "keep", "--quiet").returncode == 0
-    done = weightctl("diff", tiny_llama, copy)
+    assert weightctl("convert", TINY, copy, "--names", "keep", "--quiet").returncode == 0
+    done = weightctl("diff", TINY, copy)
     assert (done.returncode, done.stderr) == (0, "")
     first, second, summary = done.stdout.splitlines()
-    assert (first, second) == (f"A: {tiny_llama} (llama, safetensors)", f"B: {copy} (gguf)")
+    assert (first, second) == (f"A: {TINY} (llama, safetensors)", f"B: {copy} (gguf)")
     assert summary == "30 tensors, no difference; --hash and --values compare bytes and values"
-    done = weightctl("diff", tiny_llama, copy, "--hash")
+    done = weightctl("diff", TINY, copy, "--hash")
     assert done.stdout.splitlines()[2] == "30 tensors, no difference"
     assert done.returncode == 0
 
 
-def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_path: Path) -> None:
+def test_other_encodings_are_shown_folded(tmp_path: Path) -> None:
     quantized = tmp_path / "q.gguf"
     asked = "--quant", "q8_0", "--names", "keep", "-q"
-    assert weightctl("convert", tiny_llama, quantized, *asked).returncode == 0
-    done = weightctl("diff", tiny_llama, quantized, "--exclude", "*norm*")
+    assert weightctl("convert", TINY, quantized, *asked).returncode == 0
+    done = weightctl("diff", TINY, quantized, "--exclude", "*norm*")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[-1] == "23 of 23 tensors differ: 23 in encoding"
@@ -52,7 +63,7 @@ def test_other_encodings_are_shown_folded(weightctl: Run, tiny_llama: Path, tmp_
     assert re.match(r"~ +down_proj\.weight +256x512 +BF16 -> Q8_0$", lines[8])
 
 
-def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path: Path) -> None:
+def test_tensors_of_one_side_and_other_shapes_are_shown(tmp_path: Path) -> None:
     one = small_checkpoints.write(
         tmp_path,
         "one",
@@ -79,7 +90,7 @@ def test_tensors_of_one_side_and_other_shapes_are_shown(weightctl: Run, tmp_path
     assert found["c"]["first"] is None
 
 
-def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
+def test_bytes_are_compared_with_hash(tmp_path: Path) -> None:
     def checkpoint(name: str, seed: int) -> Path:
         tensors = {
             "a": small_checkpoints.numbers("F32", 8),
@@ -98,7 +109,7 @@ def test_bytes_are_compared_with_hash(weightctl: Run, tmp_path: Path) -> None:
     ]
 
 
-def test_a_weight_in_parts_is_compared_as_one(weightctl: Run, tmp_path: Path) -> None:
+def test_a_weight_in_parts_is_compared_as_one(tmp_path: Path) -> None:
     quantized = small_checkpoints.awq(tmp_path)
     plain = small_checkpoints.write(
         tmp_path,
@@ -115,7 +126,7 @@ def test_a_weight_in_parts_is_compared_as_one(weightctl: Run, tmp_path: Path) ->
     assert found["model.layers.0.self_attn.q_proj.weight"]["of"] == ["shape", "encoding"]
 
 
-def test_every_part_of_a_weight_is_hashed(weightctl: Run, tmp_path: Path) -> None:
+def test_every_part_of_a_weight_is_hashed(tmp_path: Path) -> None:
     one, other = small_checkpoints.awq(tmp_path, "one"), small_checkpoints.awq(tmp_path, "other")
     path = other / "model.safetensors"
     raw = bytearray(path.read_bytes())
@@ -130,7 +141,7 @@ def test_every_part_of_a_weight_is_hashed(weightctl: Run, tmp_path: Path) -> Non
     }
 
 
-def test_a_tied_name_counts_with_what_it_is_tied_to(weightctl: Run, tmp_path: Path) -> None:
+def test_a_tied_name_counts_with_what_it_is_tied_to(tmp_path: Path) -> None:
     stored = {
         "model.embed_tokens.weight": small_checkpoints.numbers("F32", 8, 4),
         "lm_head.weight": small_checkpoints.numbers("F32", 8, 4),
@@ -140,7 +151,7 @@ def test_a_tied_name_counts_with_what_it_is_tied_to(weightctl: Run, tmp_path: Pa
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 tensors, no difference")
 
 
-def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
+def test_quiet_only_has_its_exit_code(tmp_path: Path) -> None:
     small, awq = small_checkpoints.small(tmp_path), small_checkpoints.awq(tmp_path)
     different = weightctl("diff", small, awq, "--quiet")
     assert (different.returncode, different.stdout, different.stderr) == (1, "", "")
@@ -148,14 +159,14 @@ def test_quiet_only_has_its_exit_code(weightctl: Run, tmp_path: Path) -> None:
     assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
 
 
-def test_a_note_says_where_no_name_is_in_both(weightctl: Run, tmp_path: Path) -> None:
+def test_a_note_says_where_no_name_is_in_both(tmp_path: Path) -> None:
     done = weightctl("diff", small_checkpoints.small(tmp_path), small_checkpoints.gguf(tmp_path))
     assert done.returncode == 1
     assert "A and B have no tensor name in common" in done.stderr
     assert "in common" not in weightctl("diff", tmp_path / "small", tmp_path / "small").stderr
 
 
-def test_a_missing_checkpoint_is_an_error(weightctl: Run, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
     done = weightctl("diff", small_checkpoints.small(tmp_path), tmp_path / "missing")
     assert (done.returncode, done.stdout) == (2, "")
     assert "missing: No such file" in done.stderr
@@ -170,16 +181,306 @@ def test_signs_have_colors_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b[33m~   embed_tokens" in shown
 
 
-def test_a_choice_of_nothing_is_not_sameness(weightctl: Run, tiny_llama: Path) -> None:
-    done = weightctl("diff", tiny_llama, tiny_llama, "--include", "nothing*")
+def test_a_choice_of_nothing_is_not_sameness() -> None:
+    done = weightctl("diff", TINY, TINY, "--include", "nothing*")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no tensor of A or B matches --include and --exclude" in done.stderr
 
 
-def test_a_reader_that_stops_early_does_not_hide_what_went_wrong(tiny_llama: Path) -> None:
-    command = [sys.executable, "-m", "weightctl", "ls", "nowhere", str(tiny_llama), "--flat"]
+def test_a_reader_that_stops_early_does_not_hide_what_went_wrong() -> None:
+    command = [sys.executable, "-m", "weightctl", "ls", "nowhere", str(TINY), "--flat"]
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(command, stdout=write, stderr=subprocess.DEVNULL, check=False)
     os.close(write)
     assert done.returncode == 2
+
+
+# `diff` pairs tensors across naming conventions, and `diff --values` measures how they differ.
+
+
+class Shown(NamedTuple):
+    """What a command has printed, and its exit code."""
+
+    code: int
+    lines: list[str]
+    notes: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.lines[0])
+        return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Shown]:
+    def run_command(*arguments: object) -> Shown:
+        code = app([str(each) for each in arguments], standalone_mode=False) or 0
+        shown = capsys.readouterr()
+        return Shown(code, shown.out.splitlines(), shown.err)
+
+    return run_command
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("diff") / "tiny.gguf"
+    assert not app(["convert", str(TINY), str(out), "-q"], standalone_mode=False)
+    return out
+
+
+def write(path: Path, **arrays: NDArray[Any]) -> Path:
+    tensors = {
+        name.replace("__", "."): WeightData.from_numpy(each, name.replace("__", "."))
+        for name, each in arrays.items()
+    }
+    save(Plan.copy(as_checkpoint(tensors), "safetensors"), target(str(path)))
+    return path
+
+
+def changed_copy(tiny_llama: Path, out: Path, name: str, **values: float) -> Path:
+    """Copy a checkpoint in bf16 and set elements of one tensor to the bits of some values."""
+    shutil.copytree(tiny_llama, out)
+    path = out / "model.safetensors"
+    header = open_weights(path).header
+    raw = bytearray(path.read_bytes())
+    for place, value in values.items():
+        start = header.extents[name].offset + 2 * int(place.removeprefix("at"))
+        raw[start : start + 2] = np.float32(value).tobytes()[2:]
+    path.write_bytes(raw)
+    return out
+
+
+def test_a_directory_and_its_gguf_are_paired_by_the_names_of_the_family(
+    run: Callable[..., Shown], gguf: Path
+) -> None:
+    done = run("diff", TINY, gguf)
+    assert done.code == 1
+    assert done.lines[2] == (
+        "tensors are paired by the tensor names of llama in Hugging Face and in GGUF"
+    )
+    assert done.lines[-1] == "7 of 30 tensors differ: 7 in encoding"
+    assert any("layers.[0-2]  x3" in line for line in done.lines)
+    assert "in common" not in done.notes
+    found = run("diff", TINY, gguf, "--json").document
+    assert found["paired"].startswith("by the tensor names of llama")
+    norm = found["differences"][-1]
+    names = ("model.norm.weight", "output_norm.weight")
+    assert (norm["name"], norm["second_name"]) == names
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_lossless_conversion_has_the_same_values_in_either_direction(
+    run: Callable[..., Shown], gguf: Path, turned: bool
+) -> None:
+    paths = (gguf, TINY) if turned else (TINY, gguf)
+    done = run("diff", *paths, "--values")
+    assert done.code == 0
+    assert done.lines[-1] == ("30 tensors have the same values; 7 tensors have another encoding")
+
+
+def test_bytes_are_compared_in_the_order_of_rows_of_one_convention(
+    run: Callable[..., Shown], gguf: Path
+) -> None:
+    done = run("diff", TINY, gguf, "--hash", "--exclude", "*norm*")
+    assert (done.code, done.lines[-1]) == (0, "23 tensors, no difference")
+
+
+def test_a_quantized_model_is_shown_with_the_largest_change_first(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    quantized = tmp_path / "q.gguf"
+    run("convert", TINY, quantized, "--quant", "q4_k", "-q")
+    done = run("diff", TINY, quantized, "--values")
+    assert done.code == 1
+    heading = next(line for line in done.lines if line.startswith("tensor "))
+    assert heading.split() == ["tensor", "type", "relative", "RMSE", "largest", "difference"]
+    assert done.lines[-2:] == [
+        "23 of 30 tensors differ: 23 in values",
+        "7 tensors have the same values; 30 tensors have another encoding",
+    ]
+    found = run("diff", TINY, quantized, "--values", "--json").document
+    assert found["compared"] == ["shape", "values"]
+    errors = [each["change"]["relative_rmse"] for each in found["differences"]]
+    assert errors == sorted(errors, reverse=True)
+    assert all(0.001 < error < 0.15 for error in errors)
+    assert all(each["change"]["max_difference"] > 0 for each in found["differences"])
+    layers = found["layers"]
+    assert [each["layer"] for each in layers] == [0, 1, 2, None]
+    assert [(each["changed"], each["tensors"]) for each in layers[:3]] == [(7, 9)] * 3
+    assert all(0.001 < each["change"]["relative_rmse"] < 0.15 for each in layers)
+
+
+def test_the_figures_are_in_relation_to_the_first_checkpoint(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    one = write(tmp_path / "one.safetensors", a__weight=np.array([3, 4], np.float32))
+    other = write(tmp_path / "other.safetensors", a__weight=np.array([3, 5], np.float32))
+    (found,) = run("diff", one, other, "--values", "--json").document["differences"]
+    assert found["change"] == {"relative_rmse": 0.2, "max_difference": 1, "nonfinite": 0}
+    done = run("diff", one, other, "--values")
+    assert [line.split() for line in done.lines[3:5]] == [
+        ["tensor", "type", "relative", "RMSE", "largest", "difference"],
+        ["~", "a.weight", "F32", "20", "%", "1"],
+    ]
+    assert done.lines[-1] == "1 of 1 tensor differs: 1 in values"
+
+
+def test_one_changed_value_is_found_across_conventions(
+    run: Callable[..., Shown], gguf: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.1.self_attn.k_proj.weight"
+    other = changed_copy(TINY, tmp_path / "other", name, at300=2.0)
+    found = run("diff", other, gguf, "--values", "--json").document
+    (difference,) = found["differences"]
+    assert (difference["name"], difference["second_name"]) == (name, "blk.1.attn_k.weight")
+    assert difference["change"]["max_difference"] == pytest.approx(2, abs=0.3)
+    assert [each["changed"] for each in found["layers"]] == [0, 1, 0, 0]
+
+
+def test_values_that_are_not_finite_are_counted(
+    run: Callable[..., Shown], gguf: Path, tmp_path: Path
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    other = changed_copy(TINY, tmp_path / "other", name, at0=float("nan"), at9=float("inf"))
+    found = run("diff", gguf, other, "--values", "--json").document
+    (difference,) = found["differences"]
+    assert difference["name"] == "blk.0.ffn_up.weight"
+    assert difference["change"] == {"relative_rmse": None, "max_difference": 0, "nonfinite": 2}
+    done = run("diff", gguf, other, "--values")
+    assert any(line.endswith("2 values NaN or infinite") for line in done.lines)
+
+
+def test_tensors_of_one_side_and_other_shapes_are_shown_before_changes(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    ones = np.ones(4, np.float32)
+    one = write(tmp_path / "one.safetensors", a=ones, b=ones, same=ones, shape=ones)
+    other = write(tmp_path / "other.safetensors", b=ones * 2, same=ones, shape=ones[:2], z=ones)
+    done = run("diff", one, other, "--values")
+    assert [line.split() for line in done.lines[3:]] == [
+        ["-", "a", "4", "F32"],
+        ["+", "z", "4", "F32"],
+        ["~", "shape", "4", "->", "2", "F32"],
+        [],
+        ["tensor", "type", "relative", "RMSE", "largest", "difference"],
+        ["~", "b", "F32", "100", "%", "1"],
+        [],
+        *(line.split() for line in done.lines[-2:]),
+    ]
+    assert done.lines[-2:] == [
+        "4 of 5 tensors differ: 1 only in A, 1 only in B, 1 in shape, 1 in values",
+        "1 tensor has the same values",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_values_that_float32_cannot_hold_are_compared_exactly(
+    run: Callable[..., Shown], tmp_path: Path, dtype: type
+) -> None:
+    one = write(tmp_path / "one.safetensors", a=np.array([1 << 40, 3], dtype))
+    other = write(tmp_path / "other.safetensors", a=np.array([(1 << 40) + 1, 3], dtype))
+    same = run("diff", one, one, "--values")
+    assert (same.code, same.lines[-1]) == (0, "1 tensor has the same values")
+    assert run("diff", one, other, "--values").code == 1
+
+
+def test_zero_and_minus_zero_are_the_same_value(run: Callable[..., Shown], tmp_path: Path) -> None:
+    one = write(tmp_path / "one.safetensors", a=np.array([0.0, 1], np.float32))
+    other = write(tmp_path / "other.safetensors", a=np.array([-0.0, 1], np.float32))
+    assert run("diff", one, other, "--values").code == 0
+    assert run("diff", one, other, "--hash").code == 1
+
+
+def test_buffers_that_both_have_are_compared(run: Callable[..., Shown], tmp_path: Path) -> None:
+    ones = np.ones(4, np.float32)
+    one = write(tmp_path / "one.safetensors", bn__running_mean=ones)
+    other = write(tmp_path / "other.safetensors", bn__running_mean=ones * 2)
+    assert run("diff", one, other, "--values").code == 1
+
+
+def test_a_weight_in_several_tensors_is_decoded(run: Callable[..., Shown], tmp_path: Path) -> None:
+    quantized = small_checkpoints.awq(tmp_path)
+    plain = tmp_path / "plain"
+    run("convert", quantized, plain, "--names", "keep", "--dtype", "f32", "-q")
+    done = run("diff", quantized, plain, "--values")
+    assert (done.code, done.lines[-1]) == (
+        0, "7 tensors have the same values; 7 tensors have another encoding",
+    )  # fmt: skip
+
+
+def test_patterns_choose_pairs_by_either_name(run: Callable[..., Shown], gguf: Path) -> None:
+    for pattern in ("*layers.1.mlp*", "blk.1.ffn_*[!m].weight"):
+        done = run("diff", TINY, gguf, "--values", "--include", pattern)
+        assert done.lines[-1].startswith("3 tensors have the same values")
+
+
+def test_quiet_has_the_exit_code_only(
+    run: Callable[..., Shown], gguf: Path, tmp_path: Path
+) -> None:
+    assert run("diff", TINY, gguf, "--values", "-q") == Shown(0, [], "")
+    name = "model.norm.weight"
+    other = changed_copy(TINY, tmp_path / "other", name, at0=9.0)
+    assert run("diff", other, gguf, "--values", "-q") == Shown(1, [], "")
+
+
+def test_bytes_and_values_are_not_compared_at_once() -> None:
+    paths = str(TINY), str(TINY)
+    with pytest.raises(WeightctlError, match="cannot be used together"):
+        app(["diff", *paths, "--values", "--hash"], standalone_mode=False)
+
+
+def test_an_unknown_encoding_is_an_error_of_values_alone(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors_of({"a": ("X9", (2,), bytes(2))}))
+    assert run("diff", path, path).code == 0
+    with pytest.raises(WeightctlError, match="X9"):
+        app(["diff", str(path), str(path), "--values"], standalone_mode=False)
+
+
+FAMILIES = ("gemma2", "gpt2", "phi3", "mixtral")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_changes_that_a_convention_makes_are_not_differences(
+    run: Callable[..., Shown], tmp_path: Path, family: str
+) -> None:
+    from tiny import as_gguf, make_small, save_model
+
+    model = make_small(family)
+    directory, path = tmp_path / family, tmp_path / f"{family}.gguf"
+    save_model(model, directory)
+    save_model(as_gguf(model), path)
+    for paths in ((directory, path), (path, directory)):
+        done = run("diff", *paths, "--values")
+        assert (done.code, done.notes) == (0, "")
+        assert "tensors are paired by the tensor names of" in done.lines[2]
+
+
+def test_ranks_are_compared_with_the_whole(
+    run: Callable[..., Shown], gguf: Path, tmp_path: Path
+) -> None:
+    run("shard", TINY, tmp_path / "halves", "--tp", "2", "-q")
+    assert run("diff", tmp_path / "halves", gguf, "--values").code == 0
+
+
+def test_a_damaged_file_is_an_error_without_figures(
+    gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(gguf.read_bytes()[:-1000])
+    with pytest.raises(WeightctlError, match="ends 1000 bytes after the end of the file"):
+        app(["diff", str(TINY), str(damaged), "--values"], standalone_mode=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_models_of_different_families_have_no_pairs(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    tensors = {"encoder.weight": small_checkpoints.numbers("F32", 4, 4)}
+    other = small_checkpoints.write(tmp_path, "other", tensors)
+    done = run("diff", TINY, other, "--values")
+    assert (done.code, done.lines[-1]) == (1, "31 of 31 tensors differ: 30 only in A, 1 only in B")
+    assert "have no tensor name in common" in done.notes

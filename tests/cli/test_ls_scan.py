@@ -8,21 +8,21 @@ import pickle
 import re
 import zipfile
 from argparse import Namespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from jsonschema import Draft4Validator
 
+from commands import TINY
+from commands import run_command as weightctl
+from conftest import ROOT
 from payloads import call, stream, text, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 ATTACK = whole(call("os.system", "exit 0"))
 
@@ -46,7 +46,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("kind", EVIL)
-def test_what_is_outside_the_list_is_exit_1(weightctl: Run, kind: str, tmp_path: Path) -> None:
+def test_what_is_outside_the_list_is_exit_1(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(EVIL[kind])
     done = weightctl("ls", "--scan", tmp_path / "a.bin")
     assert done.returncode == 1, done.stderr
@@ -56,9 +56,7 @@ def test_what_is_outside_the_list_is_exit_1(weightctl: Run, kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_what_torch_writes_of_tensors_is_all_known(
-    weightctl: Run, tmp_path: Path, *, legacy: bool
-) -> None:
+def test_what_torch_writes_of_tensors_is_all_known(tmp_path: Path, *, legacy: bool) -> None:
     root = {"w": torch.ones(2, dtype=torch.bfloat16), "args": Namespace(size=torch.Size([2]))}
     torch.save(root, tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)
     done = weightctl("ls", "--scan", tmp_path / "a.pt")
@@ -68,10 +66,8 @@ def test_what_torch_writes_of_tensors_is_all_known(
     assert "argparse.Namespace  known" in weightctl("ls", "--scan", "-v", tmp_path / "a.pt").stdout
 
 
-def test_every_file_of_a_directory_is_scanned(
-    weightctl: Run, tiny_llama: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "model.safetensors").write_bytes((tiny_llama / "model.safetensors").read_bytes())
+def test_every_file_of_a_directory_is_scanned(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text("{}")
     assert weightctl("ls", "--scan", tmp_path).stdout == "2 files, no pickles\n"
     (tmp_path / "training_args.bin").write_bytes(EVIL["in a zip"])
@@ -87,7 +83,7 @@ def test_every_file_of_a_directory_is_scanned(
     assert raw[named["offset"] :].startswith(b"cos\nsystem\n")
 
 
-def test_a_pickle_that_cannot_be_read_to_its_end_is_exit_1(weightctl: Run, tmp_path: Path) -> None:
+def test_a_pickle_that_cannot_be_read_to_its_end_is_exit_1(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(HARMLESS[:-3])
     done = weightctl("ls", "--scan", tmp_path / "a.bin")
     assert done.returncode == 1
@@ -96,7 +92,7 @@ def test_a_pickle_that_cannot_be_read_to_its_end_is_exit_1(weightctl: Run, tmp_p
     assert done.stdout.endswith("0 dangerous, 0 unknown, 1 known, 1 unread\n")
 
 
-def test_a_pickle_that_is_compressed_is_read(weightctl: Run, tmp_path: Path) -> None:
+def test_a_pickle_that_is_compressed_is_read(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", ATTACK * 10)
     done = weightctl("ls", "--scan", tmp_path / "a.pt")
@@ -104,7 +100,7 @@ def test_a_pickle_that_is_compressed_is_read(weightctl: Run, tmp_path: Path) -> 
     assert "a.pt: os.system  dangerous" in done.stdout
 
 
-def test_each_global_has_a_severity(weightctl: Run, tmp_path: Path) -> None:
+def test_each_global_has_a_severity(tmp_path: Path) -> None:
     pushed = (
         call("a.B") + b"0" + call("builtins.eval", "1") + b"0" + call("collections.OrderedDict")
     )
@@ -136,17 +132,13 @@ def test_each_global_has_a_severity(weightctl: Run, tmp_path: Path) -> None:
         ("torch._utils._rebuild_tensor_v2", "known"),
     ],
 )
-def test_a_severity_says_what_a_global_can_do(
-    weightctl: Run, name: str, severity: str, tmp_path: Path
-) -> None:
+def test_a_severity_says_what_a_global_can_do(name: str, severity: str, tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(whole(call(name)))
     done = weightctl("ls", "--scan", "-q", "-v", tmp_path / "a.pkl")
     assert done.stdout == f"{tmp_path / 'a.pkl'}: {name}  {severity}  (byte 2)\n"
 
 
-def test_a_quiet_scan_prints_a_line_with_the_file_for_each_finding(
-    weightctl: Run, tmp_path: Path
-) -> None:
+def test_a_quiet_scan_prints_a_line_with_the_file_for_each_finding(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(ATTACK)
     (tmp_path / "b.pkl").write_bytes(whole(call("a.B")))
     (tmp_path / "c.pkl").write_bytes(HARMLESS)
@@ -157,14 +149,14 @@ def test_a_quiet_scan_prints_a_line_with_the_file_for_each_finding(
     ]
 
 
-def test_one_summary_ends_the_scan_of_several_paths(weightctl: Run, tmp_path: Path) -> None:
+def test_one_summary_ends_the_scan_of_several_paths(tmp_path: Path) -> None:
     for name, content in {"a": ATTACK, "b": ATTACK, "c": HARMLESS}.items():
         (tmp_path / f"{name}.pkl").write_bytes(content)
     done = weightctl("ls", "--scan", "a.pkl", "b.pkl", "c.pkl", cwd=tmp_path)
     assert done.stdout.splitlines()[2:] == ["3 files, 3 pickles: 2 dangerous, 0 unknown, 1 known"]
 
 
-def test_a_compressed_npz_without_pickles_is_clean(weightctl: Run, tmp_path: Path) -> None:
+def test_a_compressed_npz_without_pickles_is_clean(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", a=np.arange(100_000.0), b=np.array(["x"]))
     done = weightctl("ls", "--scan", tmp_path / "a.npz")
     assert (done.returncode, done.stdout) == (0, "1 file, no pickles\n")
@@ -173,7 +165,7 @@ def test_a_compressed_npz_without_pickles_is_clean(weightctl: Run, tmp_path: Pat
 @pytest.mark.parametrize("kind", ["alone", "in a stream", "in a zip"])
 @pytest.mark.parametrize("options", [(), ("--flat",), ("--json",), ("-q",)])
 def test_ls_warns_of_a_dangerous_global(
-    weightctl: Run, kind: str, options: tuple[str, ...], tmp_path: Path
+    kind: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "a.bin").write_bytes(EVIL[kind])
     done = weightctl("ls", *options, tmp_path / "a.bin")
@@ -189,15 +181,15 @@ def test_ls_warns_of_a_dangerous_global(
     ) in done.stderr
 
 
-def test_ls_does_not_warn_of_what_is_harmless(weightctl: Run, tmp_path: Path) -> None:
+def test_ls_does_not_warn_of_what_is_harmless(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "args": Namespace(a=1)}, tmp_path / "a.pt")
     (tmp_path / "b.pkl").write_bytes(whole(call("a.B")))
     assert "warning" not in weightctl("ls", tmp_path / "a.pt").stderr
     assert "warning" not in weightctl("ls", tmp_path / "b.pkl").stderr
 
 
-def test_scan_goes_with_no_other_question(weightctl: Run, tiny_llama: Path) -> None:
-    done = weightctl("ls", "--scan", "--flat", tiny_llama)
+def test_scan_goes_with_no_other_question() -> None:
+    done = weightctl("ls", "--scan", "--flat", TINY)
     assert done.returncode == 2
     assert "--scan lists the globals of pickles, not tensors" in done.stderr
 
@@ -220,7 +212,7 @@ NESTED = "torch.nn.torch.load"
     ],
 )
 def test_an_allowed_global_counts_as_known(
-    weightctl: Run, name: str, pattern: str, code: int, tmp_path: Path
+    name: str, pattern: str, code: int, tmp_path: Path
 ) -> None:
     (tmp_path / "a.pkl").write_bytes(whole(call(name)))
     assert weightctl("ls", "--scan", "a.pkl", cwd=tmp_path).returncode == 1
@@ -232,7 +224,7 @@ def test_an_allowed_global_counts_as_known(
     assert listed.returncode == code
 
 
-def test_allow_is_repeatable_and_counts_in_json(weightctl: Run, tmp_path: Path) -> None:
+def test_allow_is_repeatable_and_counts_in_json(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(whole(call("a.B") + b"0" + call("c.D")))
     allowed = ("--allow", "a.*", "--allow", "c.?")
     done = weightctl("ls", "--scan", "--json", "a.pkl", *allowed, cwd=tmp_path)
@@ -244,9 +236,7 @@ def test_allow_is_repeatable_and_counts_in_json(weightctl: Run, tmp_path: Path) 
     ]
 
 
-def test_a_name_that_is_put_together_while_it_loads_is_never_allowed(
-    weightctl: Run, tmp_path: Path
-) -> None:
+def test_a_name_that_is_put_together_while_it_loads_is_never_allowed(tmp_path: Path) -> None:
     made_up = whole(call("builtins.str", "os") + text("system") + b"\x93")
     (tmp_path / "a.pkl").write_bytes(made_up)
     done = weightctl("ls", "--scan", "-q", "a.pkl", "--allow", "*", cwd=tmp_path)
@@ -254,7 +244,7 @@ def test_a_name_that_is_put_together_while_it_loads_is_never_allowed(
     assert "a.pkl: a name that is computed while the pickle loads  unknown  " in done.stdout
 
 
-def test_what_cannot_be_judged_is_never_allowed(weightctl: Run, tmp_path: Path) -> None:
+def test_what_cannot_be_judged_is_never_allowed(tmp_path: Path) -> None:
     (tmp_path / "a.pkl").write_bytes(HARMLESS[:-3])
     done = weightctl("ls", "--scan", "a.pkl", "--allow", "*", cwd=tmp_path)
     assert done.returncode == 1
@@ -262,7 +252,7 @@ def test_what_cannot_be_judged_is_never_allowed(weightctl: Run, tmp_path: Path) 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
 def test_an_allow_file_that_cannot_be_read_is_an_error(
-    weightctl: Run, content: bytes | None, tmp_path: Path
+    content: bytes | None, tmp_path: Path
 ) -> None:
     (tmp_path / "a.pkl").write_bytes(HARMLESS)
     if content is not None:
@@ -276,9 +266,141 @@ def test_an_allow_file_that_cannot_be_read_is_an_error(
     "options",
     [("-v",), ("--allow", "a"), ("--allow-file", "a"), ("--sarif", "a"), ("--force",)],
 )
-def test_options_of_a_scan_need_it(
-    weightctl: Run, options: tuple[str, ...], tiny_llama: Path
-) -> None:
-    done = weightctl("ls", tiny_llama, *options)
+def test_options_of_a_scan_need_it(options: tuple[str, ...]) -> None:
+    done = weightctl("ls", TINY, *options)
     assert done.returncode == 2
     assert "can only be used with --scan" in done.stderr
+
+
+# `ls --scan --sarif FILE` writes a SARIF 2.1.0 log, and only replaces its own file.
+
+
+UNKNOWN = whole(call("a.B"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "evil.pkl").write_bytes(ATTACK)
+    (tmp_path / "odd name.pkl").write_bytes(UNKNOWN)
+    (tmp_path / "cut.pkl").write_bytes(UNKNOWN[:-1])
+    (tmp_path / "harmless.pkl").write_bytes(whole(call("collections.OrderedDict")))
+    return tmp_path
+
+
+def report(folder: Path) -> Any:
+    """Return the log `out.sarif` after it was compared with the schema of SARIF 2.1.0."""
+    log = json.loads((folder / "out.sarif").read_text())
+    schema = json.loads((ROOT / "fixtures" / "sarif-2.1.0.json").read_text())
+    Draft4Validator(schema, format_checker=Draft4Validator.FORMAT_CHECKER).validate(log)
+    return log
+
+
+def test_the_schema_refuses_what_is_not_sarif() -> None:
+    schema = json.loads((ROOT / "fixtures" / "sarif-2.1.0.json").read_text())
+    Draft4Validator.check_schema(schema)
+    assert not Draft4Validator(schema).is_valid({"version": "2.1.0"})
+    assert not Draft4Validator(schema).is_valid({"version": "2.1.0", "runs": [{"results": []}]})
+
+
+def test_each_finding_is_a_result(folder: Path) -> None:
+    done = weightctl("ls", "--scan", ".", "--sarif", "out.sarif", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    (run,) = report(folder)["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "weightctl"
+    found = [
+        (
+            each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            each["ruleId"],
+            each["level"],
+        )
+        for each in run["results"]
+    ]
+    assert found == [
+        ("./cut.pkl", "unread-pickle", "error"),
+        ("./cut.pkl", "unknown-global", "warning"),
+        ("./evil.pkl", "dangerous-global", "error"),
+        ("./odd%20name.pkl", "unknown-global", "warning"),
+    ]
+    for each in run["results"]:
+        assert driver["rules"][each["ruleIndex"]]["id"] == each["ruleId"]
+    evil = run["results"][2]
+    assert evil["message"]["text"] == "a pickle names os.system (byte 2)"
+    assert evil["locations"][0]["physicalLocation"]["region"] == {"byteOffset": 2}
+    assert run["invocations"][0]["exitCode"] == 1
+
+
+def test_a_member_of_an_archive_is_a_logical_location(tmp_path: Path) -> None:
+    attack = ROOT / "fixtures" / "attack.pt"
+    weightctl("ls", "--scan", attack, "--sarif", "out.sarif", cwd=tmp_path)
+    (result,) = report(tmp_path)["runs"][0]["results"]
+    (location,) = result["locations"]
+    assert location["physicalLocation"]["artifactLocation"]["uri"] == attack.as_uri()
+    assert location["logicalLocations"] == [{"fullyQualifiedName": "attack/data.pkl"}]
+
+
+def test_a_clean_scan_has_no_results(folder: Path) -> None:
+    done = weightctl("ls", "--scan", "-v", "harmless.pkl", "--sarif", "out.sarif", cwd=folder)
+    assert done.returncode == 0
+    assert report(folder)["runs"][0]["results"] == []
+
+
+def test_what_is_allowed_is_not_a_result(folder: Path) -> None:
+    options = ("--allow", "a.*", "--sarif", "out.sarif")
+    done = weightctl("ls", "--scan", "odd name.pkl", *options, cwd=folder)
+    assert done.returncode == 0
+    assert report(folder)["runs"][0]["results"] == []
+
+
+def test_a_path_that_cannot_be_read_is_a_notification(folder: Path) -> None:
+    done = weightctl("ls", "--scan", "evil.pkl", "nope", "--sarif", "out.sarif", cwd=folder)
+    assert done.returncode == 2
+    (run,) = report(folder)["runs"]
+    (invocation,) = run["invocations"]
+    assert invocation["executionSuccessful"] is False
+    (notification,) = invocation["toolExecutionNotifications"]
+    assert "nope" in notification["message"]["text"]
+    assert len(run["results"]) == 1
+
+
+def test_the_findings_are_printed_as_well(folder: Path) -> None:
+    without = weightctl("ls", "--scan", "evil.pkl", cwd=folder)
+    done = weightctl("ls", "--scan", "evil.pkl", "--sarif", "out.sarif", cwd=folder)
+    assert done.stdout == without.stdout
+    as_json = weightctl("ls", "--scan", "evil.pkl", "--json", "--sarif", "b.sarif", cwd=folder)
+    assert json.loads(as_json.stdout)["path"] == "evil.pkl"
+
+
+def test_a_report_that_exists_is_replaced_with_force_only(folder: Path) -> None:
+    (folder / "out.sarif").write_text("mine")
+    command = ("ls", "--scan", ".", "--sarif", "out.sarif")
+    done = weightctl(*command, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "out.sarif exists" in done.stderr
+    assert (folder / "out.sarif").read_text() == "mine"
+    assert weightctl(*command, "--force", cwd=folder).returncode == 1
+    assert report(folder)["version"] == "2.1.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("evil.pkl", "--sarif", "evil.pkl"), "evil.pkl is the input itself"),
+        ((".", "--sarif", "evil.pkl"), "evil.pkl is the input itself"),
+        (("evil.pkl", "--sarif", "."), ". is a directory"),
+        (("evil.pkl", "--sarif", "no/out.sarif"), "does not exist"),
+        (("evil.pkl", "--sarif", "-"), "--sarif cannot write to stdout"),
+        (
+            ("evil.pkl", "--sarif", "allow.txt", "--allow-file", "allow.txt"),
+            "allow.txt is the allow-list",
+        ),
+    ],
+)
+def test_a_report_that_would_do_harm_is_refused(
+    options: tuple[str, ...], message: str, folder: Path
+) -> None:
+    (folder / "allow.txt").write_text("a.B\n")
+    done = weightctl("ls", "--scan", "--force", *options, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert (folder / "evil.pkl").read_bytes() == ATTACK

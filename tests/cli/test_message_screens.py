@@ -9,27 +9,21 @@ import tempfile
 from pathlib import Path
 from shutil import copytree, rmtree
 
+from commands import run_command as weightctl
+
 if __name__ == "__main__":  # pytest knows these folders
     HERE = Path(__file__).parent
     sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
 
 import itertools
-from typing import TYPE_CHECKING
 
 import pytest
-
 import small_checkpoints
-from conftest import ROOT
 from terminal import on_a_terminal
+
+from conftest import ROOT
 from weightctl.cli import COMMANDS
 from weightctl.text.columns import width
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 SCREENS = Path(__file__).parent / "screens"
 HELP, ERRORS = SCREENS / "help", SCREENS / "errors"
@@ -134,7 +128,7 @@ def test_no_word_of_a_help_page_is_broken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_no_word_of_an_error_is_broken(name: str, folder: Path, weightctl: Run) -> None:
+def test_no_word_of_an_error_is_broken(name: str, folder: Path) -> None:
     done = weightctl(*shlex.split(FAILURES[name]), cwd=folder)
     assert done.returncode == 2
     assert done.stdout == ""

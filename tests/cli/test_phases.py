@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,17 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from safetensors.numpy import save
-
 from terminal import read_terminal
+
+from commands import TINY
+from commands import run_command as weightctl
 from weightctl.system.phases import begin_phase, listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 _PARTS = 300
 
@@ -98,7 +97,7 @@ def test_a_quiet_command_names_no_phase(many_files: Path, command: str) -> None:
     assert shown == ""
 
 
-def test_a_pipe_gets_no_phase(many_files: Path, weightctl: Run) -> None:
+def test_a_pipe_gets_no_phase(many_files: Path) -> None:
     assert weightctl("ls", ".", "--flat", cwd=many_files).stderr == ""
 
 
@@ -114,12 +113,12 @@ def test_the_innermost_listener_is_called_with_each_phase() -> None:
     assert (outer, inner) == (["one", "three"], ["two"])
 
 
-def test_a_conversion_names_its_phases_in_order(tiny_llama: Path, tmp_path: Path) -> None:
+def test_a_conversion_names_its_phases_in_order(tmp_path: Path) -> None:
     from weightctl import convert
 
     phases: list[str] = []
     with listening(phases.append):
-        convert(tiny_llama, tmp_path / "out.gguf", dry_run=True)
+        convert(TINY, tmp_path / "out.gguf", dry_run=True)
     assert phases == [
         "reading header 1 of 1",
         "converting the tokenizer",
@@ -127,11 +126,45 @@ def test_a_conversion_names_its_phases_in_order(tiny_llama: Path, tmp_path: Path
     ]
 
 
-def test_a_verification_names_its_phases(tiny_llama: Path) -> None:
+def test_a_verification_names_its_phases() -> None:
     from weightctl.verify.checking import verify
     from weightctl.verify.request import Request, Subject
 
     phases: list[str] = []
     with listening(phases.append):
-        verify(Request(subject=Subject(tiny_llama)), ["forward"])
+        verify(Request(subject=Subject(TINY)), ["forward"])
     assert {"reading the tokenizer", "building the model"} <= {*phases}
+
+
+# The progress bar of a run with workers, on a terminal.
+
+
+RUN = """
+import time
+from weightctl.cli.progress import progress_bar
+from weightctl.write.executors.counts import WORKERS, WorkerCounts
+
+with progress_bar(1_590_000_000_000, quiet=False, has_workers=True) as advance:
+    for done in (100, 555):
+        WORKERS.counts = WorkerCounts(1758, done, 5, 10)
+        advance(300_000_000_000)
+        time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_tasks_that_are_done_lost_and_copied_are_on_the_line_of_the_bar(columns: int) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN],
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)},
+    )
+    os.close(theirs)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read_terminal(ours))
+    assert process.wait() == 0
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown) if line.strip()]
+    last = lines[-1]
+    assert re.match(r" 38%", last)
+    assert re.search(r"/s \d:\d\d:\d\d 555/1,758 tasks, 5 lost, 10 copied$", last)
+    assert all(len(line) <= columns and "%" in line for line in lines)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 import pytest
 from azure.storage.blob import generate_container_sas
 
+from commands import run_command as weightctl
+from each import usual
 from servers.base import Redirect
 from servers.hub import HubServer, HubUser
 from servers.s3 import GCSServer, Key
@@ -31,13 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
     from servers.base import Server
 
 CANARY = "c4n4ry"
 S3 = f"s3://{BUCKET}"
 FAULTS = {**READ_FAULTS, **WRITE_FAULTS}
-SHORT = {"expired token", "redirect"}
+SHORT = ["expired token", "redirect"]
+KINDS = ["s3", "presigned", "password", "gs", "azure", "hub"]
 COMMANDS = {
     "ls": ("ls", "{source}", "--json"),
     "ls of what is missing": ("ls", "{missing}"),
@@ -46,7 +49,7 @@ COMMANDS = {
         "--report", "{out}/report.json",
     ),
     "convert to a store": (
-        "convert", "{source}", "{store}/out/", "--max-shard-size", "2MB", "--json",
+        "convert", "{source}", "{store}/out/", "--max-shard-size", "1MB", "--json",
     ),
     "verify": ("verify", "{source}", "--report", "{out}/report.html", "--json"),
     "diff": ("diff", "{source}", "{local}", "--json", "--values"),
@@ -61,19 +64,19 @@ def places_of(source: str, store: str, model: Path, out: Path) -> dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [each if each in SHORT else pytest.param(each, marks=pytest.mark.long) for each in FAULTS],
+    ("kind", "fault"),
+    usual(
+        [*product(["s3"], SHORT), *product(KINDS[1:], ["expired token"])], product(KINDS, FAULTS)
+    ),
 )
-@pytest.mark.parametrize("kind", ["s3", "presigned", "password", "gs", "azure", "hub"])
 def test_a_secret_is_in_nothing_that_commands_print_or_write(
     kind: str,
     fault: str,
-    weightctl: Callable[..., Completed],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ports: Callable[[str], int],
 ) -> None:
-    model = write_model(tmp_path / "model")
+    model = write_model(tmp_path / "model", 6)
     (out := tmp_path / "out").mkdir()
     (xet := tmp_path / "xet").mkdir()
     with (
@@ -152,9 +155,9 @@ def sign_in(url: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_password_is_not_sent_to_another_host(
-    weightctl: Callable[..., Completed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_model(tmp_path / "model")
+    model = write_model(tmp_path / "model", 6)
     with serve_web(monkeypatch, model) as web, serve_web(monkeypatch, model) as other:
         web.inject(Redirect(f"http://localhost:{other.port}"))
         source = f"{web.url}/model.safetensors".replace("://", f"://user:{CANARY}@")
@@ -166,9 +169,9 @@ def test_a_password_is_not_sent_to_another_host(
 
 
 def test_a_signature_of_s3_is_not_sent_to_another_host(
-    weightctl: Callable[..., Completed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = write_model(tmp_path / "model")
+    model = write_model(tmp_path / "model", 6)
     with serve_s3(monkeypatch) as s3, serve_web(monkeypatch, model) as other:
         source = f"{put_files(s3, model, 'in')}/model.safetensors"
         stored = s3.buckets[BUCKET].find("in/model.safetensors")

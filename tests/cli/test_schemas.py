@@ -8,19 +8,17 @@ from shutil import copyfile, copytree
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import small_checkpoints
 from jsonschema import Draft202012Validator
 
-import small_checkpoints
+from commands import run_command as weightctl
 from conftest import ROOT
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 # For each command, what it is asked for in a folder of checkpoints.
 ASKED = {
@@ -183,9 +181,7 @@ def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_prints_is_as_its_schema_says(
-    name: str, weightctl: Run, folder: Path
-) -> None:
+def test_what_a_command_prints_is_as_its_schema_says(name: str, folder: Path) -> None:
     validator = Draft202012Validator(schema(name))
     for arguments in ASKED[name]:
         done = weightctl(name, *arguments.split(), "--json", cwd=folder)
@@ -195,7 +191,7 @@ def test_what_a_command_prints_is_as_its_schema_says(
             validator.validate(json.loads(line))
 
 
-def test_a_document_with_more_or_less_is_refused(weightctl: Run, folder: Path) -> None:
+def test_a_document_with_more_or_less_is_refused(folder: Path) -> None:
     validator = Draft202012Validator(schema("ls"))
     document = json.loads(weightctl("ls", "small", "--json", cwd=folder).stdout)
     assert not validator.is_valid(document | {"surplus": 1})

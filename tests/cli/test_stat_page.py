@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from base64 import b64encode
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
+import small_checkpoints
 from safetensors.numpy import save_file
 
+from commands import run_command as weightctl
 from reports import of_class, parsed, text_of
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ def make(path: Path, **more: np.ndarray) -> Path:
     return path / "model.safetensors"
 
 
-def page(weightctl: Run, model: Path, *options: str) -> Element:
+def page(model: Path, *options: str) -> Element:
     target = model.with_suffix(".html")
     done = weightctl("stat", model, "--html", target, *options)
     assert done.returncode == 0, done.stderr
@@ -44,8 +48,8 @@ def cells(picture: Element) -> dict[str, str]:
     return {text_of(rect): rect.get("class", "") for rect in picture.iter("rect") if text_of(rect)}
 
 
-def test_a_page_has_a_row_for_each_tensor(weightctl: Run, tmp_path: Path) -> None:
-    root = page(weightctl, make(tmp_path))
+def test_a_page_has_a_row_for_each_tensor(tmp_path: Path) -> None:
+    root = page(make(tmp_path))
     names = [code.text for body in root.iter("tbody") for code in body.iter("code")]
     assert names == [*(f"model.layers.{n}.mlp.up.weight" for n in range(4)), "model.norm.weight"]
     assert len(of_class(root, "spark")) == 5
@@ -54,8 +58,8 @@ def test_a_page_has_a_row_for_each_tensor(weightctl: Run, tmp_path: Path) -> Non
     assert text_of(bad).endswith("25 %2")
 
 
-def test_a_heat_map_shows_the_layer_that_differs(weightctl: Run, tmp_path: Path) -> None:
-    root = page(weightctl, make(tmp_path))
+def test_a_heat_map_shows_the_layer_that_differs(tmp_path: Path) -> None:
+    root = page(make(tmp_path))
     titled = {svg.get("aria-label", ""): svg for svg in root.iter("svg")}
     (title,) = [each for each in titled if each.startswith("Standard deviation")]
     found = {text.split("\n")[0]: color for text, color in cells(titled[title]).items()}
@@ -65,18 +69,18 @@ def test_a_heat_map_shows_the_layer_that_differs(weightctl: Run, tmp_path: Path)
     assert "mlp.up" in [text_of(label) for label in titled[title].iter("text")]
 
 
-def test_ranks_are_on_the_page_if_they_were_estimated(weightctl: Run, tmp_path: Path) -> None:
+def test_ranks_are_on_the_page_if_they_were_estimated(tmp_path: Path) -> None:
     model = make(tmp_path, thin=np.ones((6, 4), np.float32))
-    assert "Effective rank" not in text_of(page(weightctl, model))
-    root = page(weightctl, model, "--rank", "--force")
+    assert "Effective rank" not in text_of(page(model))
+    root = page(model, "--rank", "--force")
     assert "Effective rank" in text_of(root)
     row = next(row for row in root.iter("tr") if text_of(row).startswith("thin"))
     assert text_of(row[-1]) == "1"
 
 
-def test_a_browser_runs_only_the_script_of_the_page(weightctl: Run, tmp_path: Path) -> None:
+def test_a_browser_runs_only_the_script_of_the_page(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>"
-    root = page(weightctl, make(tmp_path, **{hostile: np.ones(4, np.float32)}))
+    root = page(make(tmp_path, **{hostile: np.ones(4, np.float32)}))
     (script,) = root.iter("script")
     digest = b64encode(hashlib.sha256((script.text or "").encode()).digest()).decode()
     (policy,) = [meta.get("content", "") for meta in root.iter("meta") if meta.get("http-equiv")]
@@ -84,7 +88,7 @@ def test_a_browser_runs_only_the_script_of_the_page(weightctl: Run, tmp_path: Pa
     assert hostile in [code.text for code in root.iter("code")]
 
 
-def test_a_page_that_exists_is_kept(weightctl: Run, tmp_path: Path) -> None:
+def test_a_page_that_exists_is_kept(tmp_path: Path) -> None:
     model = make(tmp_path)
     (tmp_path / "model.html").write_text("mine")
     done = weightctl("stat", model, "--html", tmp_path / "model.html")
@@ -93,7 +97,110 @@ def test_a_page_that_exists_is_kept(weightctl: Run, tmp_path: Path) -> None:
     assert (tmp_path / "model.html").read_text() == "mine"
 
 
-def test_a_checkpoint_without_real_values_has_a_page(weightctl: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_without_real_values_has_a_page(tmp_path: Path) -> None:
     path = tmp_path / "steps.safetensors"
     save_file({"steps": np.array([1])}, path)
-    assert "1 not measured" in text_of(page(weightctl, path))
+    assert "1 not measured" in text_of(page(path))
+
+
+# `stat` and `show`: statistics and values of tensors, as users see them.
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    random = np.random.default_rng(1)
+    tensors = {
+        f"layers.{layer}.experts.{expert}.up.weight": random.standard_normal((8, 16), np.float32)
+        for layer in range(11)
+        for expert in range(2)
+    }
+    tensors["norm.weight"] = np.array([1, np.nan, 0, np.inf], np.float32)
+    tensors["steps"] = np.array([3])
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def test_tensors_of_layers_are_one_row(model: Path) -> None:
+    lines = weightctl("stat", model).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [
+        "layers.[0-10].experts.[0-1].up.weight",
+        "norm.weight",
+    ]
+    assert "22 x 8x16" in lines[1]
+    assert "1 NaN, 1 infinite, 25 % zeros" in lines[2]
+    assert lines[-1] == "23 tensors, 2,820 values"
+
+
+def test_flat_lists_each_tensor(model: Path) -> None:
+    done = weightctl("stat", model, "--flat", "--include", "*.up.*")
+    assert len(done.stdout.splitlines()) == 1 + 22 + 2
+
+
+def test_integers_are_left_out_with_a_note(model: Path) -> None:
+    assert "1 tensor has no floating-point values: not measured" in weightctl("stat", model).stderr
+    assert weightctl("stat", model, "-q").stderr == ""
+
+
+def test_a_weight_in_several_tensors_is_one_row(tmp_path: Path) -> None:
+    small_checkpoints.awq(tmp_path)
+    document = json.loads(weightctl("stat", "awq", "--json", cwd=tmp_path).stdout)
+    listed = json.loads(weightctl("ls", "awq", "--json", cwd=tmp_path).stdout)
+    weights = {each["name"] for each in document["tensors"]}
+    assert weights.isdisjoint(
+        {each["name"] for each in listed["tensors"] if "qweight" in each["name"]}
+    )
+    assert any("AWQ" in each["encoding"].upper() for each in document["tensors"])
+
+
+def test_a_distribution_is_drawn_in_ascii_where_others_cannot_be(
+    weightctl_process: Run, model: Path
+) -> None:
+    done = weightctl_process("stat", model, "--hist", PYTHONIOENCODING="ascii")
+    assert "#" in done.stdout
+    assert "█" in weightctl("stat", model, "--hist").stdout
+
+
+def test_values_are_printed_as_numpy_prints_them(model: Path) -> None:
+    done = weightctl("show", model, "norm.weight")
+    assert done.stdout == "norm.weight  4  F32\n[ 1. nan  0. inf]\n"
+    assert weightctl("show", model, "steps", "0", "-q").stdout == "3\n"
+
+
+def test_values_that_are_not_finite_are_null_in_json(model: Path) -> None:
+    document = json.loads(weightctl("show", model, "norm.weight", "--json").stdout)
+    assert document["values"] == [1.0, None, 0.0, None]
+
+
+def test_a_misspelled_tensor_gets_the_nearest_name(model: Path) -> None:
+    done = weightctl("show", model, "norm.weigth")
+    assert done.returncode == 2
+    assert "there is no tensor `norm.weigth`" in done.stderr
+    assert "did you mean `norm.weight`?" in done.stderr
+
+
+def test_a_file_for_numpy_is_written_and_not_replaced(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "row.npy"
+    name = "layers.3.experts.1.up.weight"
+    assert weightctl("show", model, name, "2", "--npy", out).stdout.endswith("16 float32\n")
+    whole = json.loads(weightctl("show", model, name, "--json").stdout)["values"]
+    np.testing.assert_array_equal(np.load(out), np.float32(whole)[2])
+    before = out.read_bytes()
+    refused = weightctl("show", model, name, "--npy", out)
+    assert refused.returncode == 2
+    assert f"{out} exists" in refused.stderr
+    assert out.read_bytes() == before
+    assert weightctl("show", model, name, "--npy", out, "-f").returncode == 0
+    refused = weightctl("show", model, name, "--npy", model, "-f")
+    assert "is the input itself" in refused.stderr
+
+
+def test_the_stored_tensors_of_a_weight_are_shown_as_they_are(tmp_path: Path) -> None:
+    small_checkpoints.awq(tmp_path)
+    listed = json.loads(weightctl("ls", "awq", "--json", cwd=tmp_path).stdout)["tensors"]
+    name = next(each["name"] for each in listed if each["name"].endswith(".qweight"))
+    document = json.loads(weightctl("show", "awq", name, "--json", cwd=tmp_path).stdout)
+    assert document["encoding"] == "I32"
+    whole = name.removesuffix(".qweight") + ".weight"
+    document = json.loads(weightctl("show", "awq", whole, "--json", cwd=tmp_path).stdout)
+    assert isinstance(document["values"][0][0], float)

@@ -9,29 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import weightctl
+from commands import run_command as weightctl
 from conftest import ROOT
+from weightctl import convert
 from weightctl.cli import app
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import Completed
-
-    Run = Callable[..., Completed]
 
 TINY = str(ROOT / "fixtures" / "tiny-llama")
 
 
-def listed(weightctl: Run, *words: object) -> Any:
+def listed(*words: object) -> Any:
     done = weightctl("tasks", *words, "--json", "-q")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_tasks_are_numbered_and_add_up_to_the_output(weightctl: Run, tmp_path: Path) -> None:
-    found = listed(weightctl, TINY, tmp_path / "o.gguf", "--quant", "Q8_0", "--task-size", "1MB")
+def test_tasks_are_numbered_and_add_up_to_the_output(tmp_path: Path) -> None:
+    found = listed(TINY, tmp_path / "o.gguf", "--quant", "Q8_0", "--task-size", "1MB")
     tasks = found["tasks"]
     assert [task["task"] for task in tasks] == [*range(len(tasks))]
     planned = json.loads(
@@ -43,17 +40,17 @@ def test_tasks_are_numbered_and_add_up_to_the_output(weightctl: Run, tmp_path: P
     assert os.listdir(tmp_path) == []
 
 
-def test_smaller_tasks_are_more(weightctl: Run, tmp_path: Path) -> None:
+def test_smaller_tasks_are_more(tmp_path: Path) -> None:
     options = (TINY, tmp_path / "o.gguf", "--quant", "Q4_K_M", "--task-size")
-    few, many = (listed(weightctl, *options, size)["tasks"] for size in ("4GB", "100kB"))
+    few, many = (listed(*options, size)["tasks"] for size in ("4GB", "100kB"))
     assert len(few) <= len(many)
     assert len(few) < 10
 
 
-def test_a_command_of_convert_is_one_of_tasks(weightctl: Run, tmp_path: Path) -> None:
+def test_a_command_of_convert_is_one_of_tasks(tmp_path: Path) -> None:
     words = [TINY, tmp_path / "o.gguf", "--quant", "Q8_0", "--force", "-j", "2", "--mem", "64MB"]
     words += ["--on", "processes:2", "--report", tmp_path / "r.json", "--dry-run"]
-    assert listed(weightctl, *words) == listed(weightctl, *words[:4])
+    assert listed(*words) == listed(*words[:4])
 
 
 def test_options_of_convert_are_those_of_tasks_except_budgets() -> None:
@@ -72,23 +69,23 @@ def test_options_of_convert_are_those_of_tasks_except_budgets() -> None:
     assert options["convert"] - options["tasks"] == budgets
 
 
-def test_the_expected_time_grows_with_the_work_of_the_codec(weightctl: Run, tmp_path: Path) -> None:
+def test_the_expected_time_grows_with_the_work_of_the_codec(tmp_path: Path) -> None:
     words = (TINY, tmp_path / "o.gguf", "--quant")
-    fast, slow = (listed(weightctl, *words, quant)["seconds"] for quant in ("Q8_0", "Q4_K"))
+    fast, slow = (listed(*words, quant)["seconds"] for quant in ("Q8_0", "Q4_K"))
     assert slow > 1.5 * fast
 
 
-def test_a_slower_store_makes_tasks_longer(weightctl: Run, tmp_path: Path) -> None:
+def test_a_slower_store_makes_tasks_longer(tmp_path: Path) -> None:
     words = (TINY, tmp_path / "o.gguf", "--bandwidth")
-    fast, slow = (listed(weightctl, *words, rate) for rate in ("1GB", "10MB"))
+    fast, slow = (listed(*words, rate) for rate in ("1GB", "10MB"))
     assert slow["seconds"] > 50 * fast["seconds"]
     assert [task["read_bytes"] for task in slow["tasks"]] == [
         task["read_bytes"] for task in fast["tasks"]
     ]
 
 
-def test_shards_have_tasks(weightctl: Run, tmp_path: Path) -> None:
-    found = listed(weightctl, TINY, tmp_path / "o", "--tp", "2")
+def test_shards_have_tasks(tmp_path: Path) -> None:
+    found = listed(TINY, tmp_path / "o", "--tp", "2")
     assert {task["file"] for task in found["tasks"]} <= {
         "rank-0/model.safetensors",
         "rank-1/model.safetensors",
@@ -99,22 +96,22 @@ def test_shards_have_tasks(weightctl: Run, tmp_path: Path) -> None:
     assert found["written_bytes"] == planned["tensor_bytes"]["ranks"]
 
 
-def test_gathering_has_tasks(weightctl: Run, tmp_path: Path) -> None:
+def test_gathering_has_tasks(tmp_path: Path) -> None:
     weightctl("shard", TINY, tmp_path / "shards", "--tp", "2")
-    found = listed(weightctl, tmp_path / "shards", tmp_path / "joined", "--gather")
+    found = listed(tmp_path / "shards", tmp_path / "joined", "--gather")
     assert found["tasks"]
 
 
-def test_the_same_plan_and_input_have_the_same_digests(weightctl: Run, tmp_path: Path) -> None:
+def test_the_same_plan_and_input_have_the_same_digests(tmp_path: Path) -> None:
     copytree(TINY, tmp_path / "model")
     words = (tmp_path / "model", tmp_path / "o.gguf", "--quant")
-    first, again, other = (listed(weightctl, *words, quant) for quant in ("Q8_0", "Q8_0", "Q4_0"))
+    first, again, other = (listed(*words, quant) for quant in ("Q8_0", "Q8_0", "Q4_0"))
     assert first == again
     assert first["plan"] != other["plan"]
     assert first["fingerprint"] == other["fingerprint"]
     weights = tmp_path / "model" / "model.safetensors"
     os.utime(weights, (1, 1))
-    assert listed(weightctl, *words, "Q8_0")["fingerprint"] != first["fingerprint"]
+    assert listed(*words, "Q8_0")["fingerprint"] != first["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -141,23 +138,23 @@ def test_the_same_plan_and_input_have_the_same_digests(weightctl: Run, tmp_path:
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    words: list[str], message: str, hint: str, weightctl: Run, tmp_path: Path
+    words: list[str], message: str, hint: str, tmp_path: Path
 ) -> None:
     done = weightctl("tasks", TINY, tmp_path / "o", *words)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {message}\nhint: {hint}")
 
 
-def test_a_pipe_has_no_tasks(weightctl: Run) -> None:
+def test_a_pipe_has_no_tasks() -> None:
     done = weightctl("tasks", TINY, "-", "--to", "gguf")
     assert done.returncode == 2
     assert "workers cannot write to" in done.stderr
 
 
-def test_workers_get_the_listed_tasks(weightctl: Run, tmp_path: Path) -> None:
+def test_workers_get_the_listed_tasks(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    found = listed(weightctl, TINY, tmp_path / "o.gguf", "--quant", "Q8_0", "--task-size", "1MB")
+    found = listed(TINY, tmp_path / "o.gguf", "--quant", "Q8_0", "--task-size", "1MB")
     progress: list[int] = []
     with ThreadPoolExecutor(1) as executor:
         convert_on(tmp_path / "o.gguf", executor, progress)
@@ -166,6 +163,4 @@ def test_workers_get_the_listed_tasks(weightctl: Run, tmp_path: Path) -> None:
 
 
 def convert_on(out: Path, executor: Any, progress: list[int]) -> None:
-    weightctl.convert(
-        TINY, out, quant="Q8_0", on=executor, task_size="1MB", progress=progress.append
-    )
+    convert(TINY, out, quant="Q8_0", on=executor, task_size="1MB", progress=progress.append)

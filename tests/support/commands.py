@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
@@ -81,20 +81,42 @@ def run_here(
     is_merged: bool = False,
 ) -> Completed:
     """Call a function as the main function of a process with these arguments."""
-    with ExitStack() as stack:
-        out = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
-        err = stack.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
-        with (
-            patch.dict(os.environ, _SURROUNDINGS | environment),
-            patch.object(sys, "argv", words),
-            _inside(cwd),
-            _kept_signals(),
-            _connected(0, "stdin", stack.enter_context(open(os.devnull))),
-            _connected(1, "stdout", out),
-            _connected(2, "stderr", out if is_merged else err),
-        ):
-            code = _end(function)
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as err,
+        open(os.devnull) as nothing,
+    ):
+        with patch.dict(os.environ, _SURROUNDINGS | environment):
+            code = _run_with(function, words, cwd, nothing, out, out if is_merged else err)
         return Completed(words, code, _read(out), _read(err))
+
+
+def run_on_terminal(
+    terminal: int, *arguments: str | Path, cwd: Path = ROOT, **environment: str
+) -> int:
+    """Run `weightctl` in this process, on an open terminal; return its exit code."""
+    words = ["weightctl", *map(str, arguments)]
+    with (
+        patch.dict(os.environ, {"TERM": "xterm-256color"} | environment),
+        open(terminal, "r+b", buffering=0, closefd=False) as stream,
+    ):
+        for name in {"NO_COLOR", "COLUMNS"} - environment.keys():
+            os.environ.pop(name, None)
+        return _run_with(_run_main, words, cwd, stream, stream, stream)
+
+
+def _run_with(function: Callable[[], int], words: list[str], cwd: Path, *streams: IO[Any]) -> int:
+    """Call a function as the main function, with its three standard streams."""
+    stdin, stdout, stderr = streams
+    with (
+        patch.object(sys, "argv", words),
+        _inside(cwd),
+        _kept_signals(),
+        _connected(0, "stdin", stdin),
+        _connected(1, "stdout", stdout),
+        _connected(2, "stderr", stderr),
+    ):
+        return _end(function)
 
 
 def _run_main() -> NoReturn:
@@ -145,7 +167,7 @@ def _kept_signals() -> Generator[None, None, None]:
 
 
 @contextmanager
-def _connected(number: int, name: str, file: IO[str]) -> Generator[None, None, None]:
+def _connected(number: int, name: str, file: IO[Any]) -> Generator[None, None, None]:
     """Connect a standard stream, and its descriptor, with a file."""
     if name != "stdin":
         getattr(sys, name).flush()
