@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from shutil import copytree, rmtree
 
-from commands import run_command as weightctl
-
 if __name__ == "__main__":  # pytest knows these folders
     HERE = Path(__file__).parent
     sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
@@ -21,6 +19,7 @@ import pytest
 import small_checkpoints
 from terminal import on_a_terminal
 
+from commands import run_command as weightctl
 from conftest import ROOT
 from weightctl.cli import COMMANDS
 from weightctl.text.columns import width

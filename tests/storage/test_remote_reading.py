@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import torch
 from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
+from each import usual
 from servers.base import Answer, Call, Close, IgnoreRange, OtherETag, Reset, Stall
 from tested_stores import BUCKET, put_files, serve, serve_s3, serve_web
 from weightctl import convert, gather, open_weights, shard
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from servers.base import Server
     from servers.s3 import S3Server
 
+SERVERS = ["web", "s3", "gs", "azurite"]
 WIDE = 1 << 10
 # In the target of a request; obstore encodes more of it for Google Cloud Storage.
 MODEL = "one(/|%2F)model(.|%2E)safetensors"
@@ -53,7 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=["web", "s3", "gs", "azurite"])
+@pytest.fixture(params=SERVERS)
 def served(
     request: pytest.FixtureRequest,
     models: Path,
@@ -80,6 +83,8 @@ def s3(models: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[S3Server, Non
         yield server
 
 
+MODELS = ["one/model.safetensors", "parts/model.safetensors.index.json"]
+OPTIONS: list[dict[str, str]] = [{}, {"dtype": "bf16"}, {"max_shard_size": "1MB"}]
 FILES = [
     "one/model.safetensors",
     "parts/model.safetensors.index.json",
@@ -100,8 +105,17 @@ def test_a_remote_checkpoint_is_a_local_one(
         assert bytes(remote[each].data().view()) == bytes(local[each].data().view())
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "bf16"}, {"max_shard_size": "1MB"}])
-@pytest.mark.parametrize("name", ["one/model.safetensors", "parts/model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("served", "name", "options"),
+    usual(
+        [
+            *product(["s3"], MODELS, OPTIONS[1:]),
+            *product(["web", "gs", "azurite"], MODELS[1:], OPTIONS[2:]),
+        ],
+        product(SERVERS, MODELS, OPTIONS),
+    ),
+    indirect=["served"],
+)
 def test_a_conversion_of_a_remote_model_has_the_bytes_of_a_local_one(
     name: str, options: dict[str, str], served: tuple[Server, str], models: Path, tmp_path: Path
 ) -> None:
@@ -178,7 +192,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("served", "fault"),
+    usual(
+        [*product(["s3"], FAULTS), *product(["web", "gs", "azurite"], ["a reset"])],
+        product(SERVERS, FAULTS),
+    ),
+    indirect=["served"],
+)
 def test_a_request_that_fails_is_repeated(
     fault: str, served: tuple[Server, str], models: Path, tmp_path: Path
 ) -> None:
