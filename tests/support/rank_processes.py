@@ -55,8 +55,8 @@ def start_rank(
     It kills itself when it begins its batch number `kill_at`, or where `kill_in` says: before it
     has completed the output (`finish`), or before others can see that (`published`). Without
     `beat`, it seems to be on another machine, and gives no signs of life. It waits for the output
-    to be complete before it does its batch number `slow_at`. `part` is the size of parts of
-    uploads.
+    to be complete before it does its batch number `slow_at`, which it has begun when this
+    function returns. `part` is the size of parts of uploads.
     """
     given = {
         "command": command,
@@ -75,6 +75,8 @@ def start_rank(
     process = _server().Process(target=_run, args=(given, own, theirs))
     process.start()
     theirs.close()
+    if slow_at is not None:
+        ours.recv()
     return process, ours
 
 
@@ -119,13 +121,13 @@ def _run(given: Mapping[str, Any], environment: Mapping[str, str], answer: Conne
     os.environ.clear()
     os.environ.update(environment)
     try:
-        answer.send(_work(given))
+        answer.send(_work(given, answer))
     except Exception:  # noqa: BLE001  # as at the end of a process
         answer.send({"errors": traceback.format_exc()})
         raise SystemExit(1) from None
 
 
-def _work(given: Mapping[str, Any]) -> dict[str, Any]:
+def _work(given: Mapping[str, Any], answer: Connection) -> dict[str, Any]:
     import weightctl
     from weightctl.storage.remote import upload
     from weightctl.write.executors import members, ranks
@@ -149,6 +151,7 @@ def _work(given: Mapping[str, Any]) -> dict[str, Any]:
         if count == given["kill_at"]:
             os.kill(os.getpid(), signal.SIGKILL)
         if count == given["slow_at"]:
+            answer.send("slow")
             _wait_for_output(given["out"])
         return do_batch(*arguments)
 
