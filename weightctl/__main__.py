@@ -16,6 +16,7 @@ __all__ = ["main"]
 def main() -> NoReturn:
     """Run the command line as this process; Ctrl-C is answered from the first import on."""
     start_clock()
+    _forget_relative_places()
     # Modules and large headers are many small objects, which are kept: looking for garbage among
     # them would take a tenth of a short command, and half of a long listing.
     gc.set_threshold(1_000_000, 50, 50)
@@ -38,6 +39,15 @@ def main() -> NoReturn:
             stream.flush()
     # Python would free a large tree object by object; the operating system frees it at once.
     os._exit(code)
+
+
+def _forget_relative_places() -> None:
+    """Import nothing from the current directory, which may be a downloaded one."""
+    here = os.getcwd() if os.path.exists(".") else ""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    unwanted = {"", here, *(os.path.abspath(each) for each in named if not os.path.isabs(each))}
+    unwanted.discard(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:] = [place for place in sys.path if place not in unwanted]
 
 
 if __name__ == "__main__":

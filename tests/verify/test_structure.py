@@ -35,7 +35,7 @@ from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.plan.arrangement import split
 from weightctl.split import Grid
 from weightctl.verify import Request, Result, Subject, verify
-from weightctl.verify.checks.structure import check, check_total, reader_process
+from weightctl.verify.checks.structure import check, check_total
 from weightctl.verify.checks.structure.readers import ask_reader, scan_pickles
 from weightctl.verify.figures import StructureFigures
 from weightctl.weights.info import TensorInfo
@@ -281,15 +281,10 @@ def test_a_reader_that_does_not_start_is_reported_and_no_problem(small: Path) ->
 
 def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
     code = (
-        "import runpy, sys; program = runpy.run_path(sys.argv[1]);"
-        "program['limit_memory'](1 << 28); bytearray(1 << 29)"
+        "from weightctl.system.children import limit_process;"
+        "limit_process(1 << 28, mapped=16 << 30); bytearray(1 << 29)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code, reader_process.__file__],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stderr.endswith("MemoryError\n")
 
 

@@ -7,15 +7,15 @@ the structure of the file as JSON.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from struct import Struct
+from subprocess import DEVNULL, PIPE, Popen
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from weightctl.errors import FormatError
 from weightctl.formats.keras.datasets import DAMAGED
 from weightctl.formats.keras.document import header_from, to_document
+from weightctl.system.children import limit_process, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,10 +31,7 @@ __all__ = ["main", "read_apart"]
 _MESSAGE = Struct("<cQQ")
 _READ, _DONE = b"R", b"D"
 _LARGEST_READ, _LARGEST_RESULT = 1 << 24, 1 << 30
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from weightctl.formats.keras.apart import main; main()"
-)
+_PROGRAM = "from weightctl.formats.keras.apart import main; main()"
 # Limits of the process: seconds of processor time, and bytes of memory.
 _SECONDS, _MEMORY = 20, 1 << 32
 
@@ -42,14 +39,8 @@ _SECONDS, _MEMORY = 20, 1 << 32
 def read_apart(file: Reader, labels: Mapping[Path, str]) -> Header:
     """Parse an HDF5 file in another process; raises `FormatError` if it is invalid."""
     given = json.dumps([file.path, file.size, [[*path, label] for path, label in labels.items()]])
-    # Threads of NumPy's library of linear algebra would each reserve memory.
-    surroundings = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(  # noqa: S603  # the program is ours
-        [sys.executable, "-c", _PROGRAM, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=surroundings,
+    with start_python(
+        "-c", _PROGRAM, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, is_untrusted=True
     ) as process:
         try:
             raw = _serve(file, process, given.encode())
@@ -67,7 +58,7 @@ def read_apart(file: Reader, labels: Mapping[Path, str]) -> Header:
     raise FormatError(file.path, None, text, hint=DAMAGED)
 
 
-def _serve(file: Reader, process: subprocess.Popen[bytes], given: bytes) -> bytes:
+def _serve(file: Reader, process: Popen[bytes], given: bytes) -> bytes:
     """Send the bytes that the process needs; return its result, empty if it ended without."""
     to, of = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
     _send(to, given)
@@ -108,14 +99,9 @@ def _receive() -> bytes:
 
 def main() -> None:
     """Read the file that weightctl sends through the pipe; called in the process."""
-    import resource
-
     from weightctl.formats.keras.structure import read_structure
 
-    for limit, most in ((resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_AS, _MEMORY),
-                        (resource.RLIMIT_CORE, 0)):  # fmt: skip
-        least = resource.getrlimit(limit)[1]
-        resource.setrlimit(limit, (most if least < 0 else min(most, least), least))
+    limit_process(_MEMORY, _SECONDS)
     file = _PipedFile()
     labels = {tuple(path): str(label) for *path, label in file.labels}
     try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from subprocess import PIPE, Popen
+from subprocess import PIPE
 from threading import Lock, Thread, local
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.system.children import start_python
 from weightctl.write.executors import WorkerLostError, make_portable
 
 if TYPE_CHECKING:
@@ -124,14 +124,7 @@ class _Worker:
     """A process that runs one call at a time."""
 
     def __init__(self) -> None:
-        # The process can import the same modules as this one.
-        path = os.pathsep.join(filter(None, sys.path))
-        self.process = Popen(  # noqa: S603 # this interpreter
-            [sys.executable, "-c", _PROGRAM],
-            stdin=PIPE,
-            stdout=PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        self.process = start_python("-c", _PROGRAM, stdin=PIPE, stdout=PIPE, stderr=None)
 
     def call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

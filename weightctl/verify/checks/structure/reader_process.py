@@ -14,10 +14,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from weightctl.system.children import limit_process
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["READERS", "limit_memory", "main"]
+__all__ = ["READERS", "main"]
 
 # The limit of address space is larger by this: it also counts mapped files, and the memory that GPU
 # libraries map when they are loaded.
@@ -140,7 +142,7 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
 
     `memory` is the limit of memory in bytes.
     """
-    limit_memory(memory)
+    limit_process(memory, mapped=_LIBRARIES)
     try:
         import_module(reader)
     except (ImportError, OSError, MemoryError) as error:
@@ -155,23 +157,6 @@ def main(reader: str, memory: int, paths: list[str]) -> None:
             return
         except Exception as error:  # noqa: BLE001  # any exception is the library's error
             _print_line(error=_shorten(error))
-
-
-def limit_memory(memory: int) -> None:
-    """Limit the memory of this process to `memory` bytes, permanently."""
-    import resource  # only this process needs it
-
-    for limit, most in (
-        (resource.RLIMIT_AS, memory + _LIBRARIES),
-        (resource.RLIMIT_DATA, memory),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        try:
-            resource.setrlimit(limit, (bound, hard))
-        except (OSError, ValueError):  # some systems have no such limit
-            continue
 
 
 def _shorten(error: BaseException) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from importlib.util import find_spec
+from subprocess import DEVNULL, TimeoutExpired
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.pytorch.archive import is_zip
@@ -16,6 +15,7 @@ from weightctl.formats.pytorch.legacy import is_stream
 from weightctl.formats.scanning import scan_file
 from weightctl.storage.files import open_reader
 from weightctl.storage.location import is_remote
+from weightctl.system.children import start_python
 from weightctl.text.wording import join_names, printable, say_more
 from weightctl.verify.results import Problem, keep_first
 
@@ -107,8 +107,6 @@ SECONDS = 60.0
 # The memory that a reader may use, in addition to twice the size of the files.
 MEMORY = 4 << 30
 _CHILD = os.path.join(os.path.dirname(__file__), "reader_process.py")
-# The variables that set the threads of numerical libraries; each thread uses memory.
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _READER_OF = {"safetensors": "safetensors", "gguf": "gguf", "pytorch": "torch"}
 _CALLED = {
     "safetensors": "`safetensors.safe_open`",
@@ -191,21 +189,20 @@ def _run_reader(
     The second text is empty if the process ended normally.
     """
     nbytes = sum(os.path.getsize(path) for path in paths)
-    # Without -P, Python could import a file of the working directory in place of the reader.
-    command = [sys.executable, "-P", "-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)]
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(  # noqa: S603  # our own script, with file names as arguments
-            [*command, *map(os.path.abspath, paths)],
-            stdin=subprocess.DEVNULL,
+        process = start_python(
+            *("-W", "ignore", _CHILD, reader, str(memory + 2 * nbytes)),
+            *map(os.path.abspath, paths),
+            stdin=DEVNULL,
             stdout=output,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | _ONE_THREAD,
+            stderr=DEVNULL,
+            is_untrusted=True,
         )
         ending = ""
         try:
             code = process.wait(seconds)
             ending = f"ended with exit code {code}" if code else ""
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             ending = f"did not answer within {seconds:g} seconds"
         finally:
             process.kill()
