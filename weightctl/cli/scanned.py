@@ -35,7 +35,6 @@ from weightctl.formats.scanning import (
 from weightctl.storage.files import is_directory, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote
 from weightctl.storage.traffic import TRAFFIC
-from weightctl.system.temporary import is_temporary
 from weightctl.text.columns import width
 from weightctl.text.wording import pluralize, printable
 
@@ -116,17 +115,26 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
 def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
     """Return the findings in each file at a path; raises `FormatError` if it cannot be read."""
     files = _files(path)
-    return [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
+    found = [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
+    left_out = [
+        ScannedFile(each, [unread(f"{problem}; its files were not scanned")], allowed)
+        for each, problem in _list_unread(path)
+    ]
+    return found + left_out
 
 
 def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
         return scan_file(open_reader(path))
-    except FormatError as error:
+    except (FormatError, OSError) as error:
         # If there are other files, they are still scanned.
         if alone:
             raise
-        return [unread(f"{error.reason}; the file was not scanned")]
+        reason = error.reason if isinstance(error, FormatError) else error.strerror
+        return [unread(f"{reason}; the file was not scanned")]
+    except Exception as error:  # noqa: BLE001  # a fault of ours must not hide the other files
+        fault = f"{type(error).__name__}: {error}"
+        return [unread(f"a fault of weightctl, which should be reported ({fault}); not scanned")]
 
 
 def _files(path: str) -> list[str]:
@@ -140,7 +148,6 @@ def _files(path: str) -> list[str]:
             os.path.join(folder, name)
             for folder, _, names in sorted(os.walk(path))
             for name in sorted(names)
-            if not is_temporary(name)
         ]
     directory, base = os.path.split(path)
     part = part_of(base)
@@ -151,6 +158,20 @@ def _files(path: str) -> list[str]:
     else:
         names = [base]
     return [os.path.join(directory, name) for name in names]
+
+
+def _list_unread(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the subdirectories whose files are not scanned, each with the reason."""
+    if is_remote(path) or not os.path.isdir(path):
+        return
+    errors: list[OSError] = []
+    for folder, inner, _ in os.walk(path, onerror=errors.append):
+        for name in inner:
+            place = os.path.join(folder, name)
+            if os.path.islink(place):
+                yield place, "a symbolic link to a directory"
+    for error in errors:
+        yield str(error.filename), f"a directory that cannot be read: {error.strerror}"
 
 
 def _walk(directory: str) -> list[str]:

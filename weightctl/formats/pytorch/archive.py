@@ -232,7 +232,7 @@ class Archive:
         for before, after in pairwise(starts):
             if before == after:
                 raise self._refuse(before, "two members of the zip file overlap")
-        return dict(zip(starts, [*starts[1:], self._directory], strict=True))
+        return dict(pairwise([*starts, self._directory]))
 
     def place(self, member: DirectoryMember) -> int:
         """Return the offset of a member's bytes; raises `FormatError` if they cannot be used."""
