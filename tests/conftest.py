@@ -57,6 +57,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return None if all(Path(name).is_dir() for name in config.args) else 0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what weightctl remembers of edits out of the home directory."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def weightctl() -> Callable[..., Completed]:
     """Run `weightctl` in this process, without a terminal."""

@@ -138,7 +138,8 @@ def test_an_invalid_index_is_refused(folder: Path, change: Callable[[Any], objec
     assert error.path.endswith(("bad", "old.safetensors"))
 
 
-NAMES = ("../evil", "/evil", "a/../../evil", "", ".", "a//b", "a\0b", "a\nb", "a\\b", "x/", 5, None)
+NAMES = ("../evil", "/evil", "a/../../evil", "", ".", "a//b", "a\0b", "a\nb", "a\\b", "x/", 5, None,
+         "pending.weightctl-edit.partial", "a/m.gguf.weightctl-switch.partial")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

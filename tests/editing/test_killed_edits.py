@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
+import pickle
 import shutil
 import signal
+import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +19,15 @@ import pytest
 from outcomes import strikes
 from weightctl import convert, edit, open_weights
 from weightctl.errors import FormatError
+from weightctl.storage.own_edits import note_own_edit, own_edit_path
 from weightctl.storage.pending_edits import MARKER
 from weightctl.system.temporary import EDIT
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-    from pathlib import Path
+    from collections.abc import Callable, Generator
 
+    from commands import Completed
     from outcomes import Strikes
 
 NUMBERS = np.random.default_rng(5)
@@ -171,7 +177,7 @@ def test_a_conversion_to_the_place_completes_the_edit_first(stopped: Path) -> No
 def record_of(**changes: object) -> bytes:
     """Return a record of three changed bytes, of which something is wrong."""
     file = {"name": "m.gguf", "old_size": 99, "size": 99, "digest": "", "temporary": "",
-            "first": "0011223344556677", "patches": [[8, 3]]}  # fmt: skip
+            "first": "4747554603000000", "patches": [[8, 3]]}  # fmt: skip
     return json.dumps({"files": [file | changes]}).encode() + b"\nabc"
 
 
@@ -181,6 +187,7 @@ def record_of(**changes: object) -> bytes:
         b"", b"[]\n", b'{"files": []}\n', b'{"files": [{"name": "model.gguf"}]}\n',
         record_of(name="../m"), record_of(patches=[[8, 5]]), record_of(first="00"),
         record_of(first="", temporary="thesis.tex"), record_of(size=-1), record_of(name=""),
+        record_of(first="ffffffffffffff7f"), record_of(first="0100000000000000", size=99),
         record_of(patches=[[4, 3]]), record_of(patches=[8]), record_of(patches=[["8", 3]]),
     ],
 )  # fmt: skip
@@ -195,3 +202,69 @@ def test_a_record_that_weightctl_would_not_write_changes_no_file(
         with pytest.raises(FormatError, match="not a valid journal"):
             do(tmp_path / "m.gguf")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_journal_that_somebody_else_wrote_is_not_applied(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = stopped.read_bytes()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    for do in (open_weights, edit):
+        with pytest.raises(FormatError, match="you did not write this journal") as caught:
+            do(stopped)
+        assert "write the SHA-256 of the journal into" in caught.value.hint
+    assert stopped.read_bytes() == before
+    # Files that the journal does not name are read as they are.
+    other = shutil.copy(stopped, stopped.parent / f"other{stopped.suffix}")
+    with pytest.raises(FormatError, match="was changing when it was stopped"):
+        open_weights(other)
+
+
+def test_a_journal_with_other_bytes_than_were_written_is_not_applied(stopped: Path) -> None:
+    journal = stopped.parent / EDIT
+    raw = journal.read_bytes()
+    journal.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(FormatError, match="you did not write this journal"):
+        open_weights(stopped)
+
+
+def test_an_edit_that_is_complete_is_not_remembered(tmp_path: Path) -> None:
+    path = make("in place, GGUF", tmp_path / "place")
+    edit(path, metadata={"general.name": "new"})
+    assert not Path(own_edit_path(str(path.parent))).exists()
+
+
+def test_a_scan_reads_the_file_itself_and_reports_the_journal(
+    weightctl: Callable[..., Completed], tmp_path: Path
+) -> None:
+    payload = pickle.dumps(Harmful(), 2)
+    (tmp_path / "m.bin").write_bytes(payload.ljust(200, b"."))
+    size = 200
+    hidden = {"name": "m.bin", "old_size": size, "size": size, "digest": "", "temporary": "",
+              "first": "4747554603000000", "patches": [[8, size - 8]]}  # fmt: skip
+    record = json.dumps({"files": [hidden]}).encode() + b"\n" + bytes(size - 8)
+    (tmp_path / EDIT).write_bytes(record)
+    note_own_edit(str(tmp_path), hashlib.sha256(record).hexdigest())
+    for path in (tmp_path, tmp_path / "m.bin"):
+        done = weightctl("ls", path, "--scan")
+        assert done.returncode == 1
+        assert "posix.system  dangerous" in done.stdout
+        assert "the journal of an edit that is not complete" in done.stdout
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_a_large_journal_takes_no_memory(tmp_path: Path) -> None:
+    convert(TENSORS, tmp_path / "m.gguf")
+    with (tmp_path / EDIT).open("wb") as file:
+        file.truncate(3 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="not a valid journal"):
+            open_weights(tmp_path / "m.gguf")
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

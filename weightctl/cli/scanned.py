@@ -35,6 +35,7 @@ from weightctl.formats.scanning import (
 from weightctl.storage.files import is_directory, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote
 from weightctl.storage.traffic import TRAFFIC
+from weightctl.system.temporary import EDIT
 from weightctl.text.columns import width
 from weightctl.text.wording import pluralize, printable
 
@@ -116,16 +117,25 @@ def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
     """Return the findings in each file at a path; raises `FormatError` if it cannot be read."""
     files = _files(path)
     found = [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
-    left_out = [
+    found += [
         ScannedFile(each, [unread(f"{problem}; its files were not scanned")], allowed)
         for each, problem in _list_unread(path)
     ]
-    return found + left_out
+    journals = {os.path.join(os.path.dirname(each), EDIT) for each in files}
+    reason = (
+        "the journal of an edit that is not complete: weightctl may read other bytes than the file "
+        "beside it has; finish the edit with `weightctl edit`, or remove the journal"
+    )
+    return found + [
+        ScannedFile(each, [unread(reason)], allowed)
+        for each in sorted(journals)
+        if not is_remote(path) and os.path.lexists(each)
+    ]
 
 
 def _pickles(path: str, *, alone: bool) -> list[Scanned]:
     try:
-        return scan_file(open_reader(path))
+        return scan_file(open_reader(path, as_stored=True))
     except (FormatError, OSError) as error:
         # If there are other files, they are still scanned.
         if alone:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.deltas.blocks import WORDS, Method
 from weightctl.errors import FormatError
 from weightctl.storage.files import open_reader
+from weightctl.system.temporary import is_temporary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,6 +199,8 @@ def _name(value: Any) -> str:
     segments = name.split("/")
     safe = name.isprintable() and "\\" not in name and not {"", ".", ".."} & {*segments}
     _require(safe, f"{name!r} is not a valid name of a file")
+    # weightctl reads journals and markers that lie beside a model.
+    _require(not any(map(is_temporary, segments)), f"{name!r} is a name for weightctl's own files")
     return name
 
 

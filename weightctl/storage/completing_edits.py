@@ -10,10 +10,14 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from weightctl.errors import OutputError
 from weightctl.storage.base import cannot_write
+from weightctl.storage.own_edits import forget_own_edit, note_own_edit, own_edit_path
 from weightctl.storage.pending_edits import (
     MARKER,
+    MOST_BYTES,
     PendingEdit,
+    digest_of,
     edit_path,
     find_edit,
     format_edit,
@@ -37,7 +41,17 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
     Returns the number of bytes of the record. Raises `OutputError` if it cannot be written.
     """
     path, content = edit_path(directory), format_edit(files)
+    if len(content) > MOST_BYTES:
+        raise OutputError(
+            f"{path}: the changes of the headers need {len(content):,} bytes, more than weightctl "
+            f"writes in place ({MOST_BYTES:,})",
+            hint="`weightctl convert` writes an edited copy",
+        )
     temporary = temporary_name(os.path.join(directory, files[0].name))
+    try:
+        note_own_edit(directory, digest_of([content]))
+    except OSError as error:
+        raise cannot_write(own_edit_path(directory), error) from error
     try:
         with open(temporary, "xb", buffering=0) as file:
             _write(file.fileno(), 0, content)
@@ -47,6 +61,7 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
     except OSError as error:
         with suppress(OSError):
             os.unlink(temporary)
+        forget_own_edit(directory)
         raise cannot_write(path, error) from error
     return len(content)
 
@@ -61,6 +76,7 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
     edit = find_edit(directory)
     if edit is None or (names and not {*names} & {file.name for file in edit.files}):
         return 0
+    edit.refuse_foreign()
     written = 0
     try:
         for file in edit.files:
@@ -68,6 +84,7 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
         _sync(directory)
         os.unlink(edit.path)
         _sync(directory)
+        forget_own_edit(directory)
     except OSError as error:
         raise cannot_write(edit.path_of(edit.files[0].name), error) from error
     return written

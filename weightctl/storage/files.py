@@ -31,11 +31,18 @@ def _at(path: str) -> tuple[Store | None, str]:
     return store_of(path), parse_location(path).name
 
 
-def open_reader(path: str) -> Reader:
-    """Open the file at a path or URL for reading; raises `FormatError` if it cannot be opened."""
+def open_reader(path: str, *, as_stored: bool = False) -> Reader:
+    """Open the file at a path or URL for reading; raises `FormatError` if it cannot be opened.
+
+    With `as_stored`, the bytes are those of the file, also if an edit of it is not complete.
+    """
     store, path = _at(path)
     if store is not None:
         return store.open(path)
+    if as_stored:
+        from weightctl.storage.local import FileReader
+
+        return FileReader(path)
     from weightctl.storage.pending_edits import open_local
 
     return open_local(path)

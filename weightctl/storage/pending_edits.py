@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.storage.local import FileReader
+from weightctl.storage.own_edits import is_own_edit, own_edit_path
 from weightctl.system.temporary import EDIT, without_temporary
 from weightctl.text.untyped import is_list, is_object
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MARKER",
+    "MOST_BYTES",
     "EditedFile",
     "PendingEdit",
     "PendingReader",
@@ -40,8 +42,11 @@ __all__ = [
 # It is not the beginning of a GGUF file, and as the length of a safetensors header it is too large.
 MARKER = b"wctledit"
 _SIZE = len(MARKER)
-_MOST_BYTES = 1 << 30
+# The changed parts of the headers of all files; a GGUF header with a large vocabulary has 20 MB.
+MOST_BYTES = 1 << 28
 _TRIES = 100
+# Of safetensors.
+_LONGEST_HEADER = 100_000_000
 
 
 class EditedFile(NamedTuple):
@@ -72,10 +77,26 @@ class EditedFile(NamedTuple):
 
 
 class PendingEdit(NamedTuple):
-    """An edit whose record exists; `path` is that of the record."""
+    """An edit whose record exists; `path` is that of the record.
+
+    `is_own` is false if another user, or another machine, wrote the record.
+    """
 
     path: str
     files: tuple[EditedFile, ...]
+    is_own: bool
+
+    def refuse_foreign(self) -> None:
+        """Raise `FormatError` if this user did not write the record."""
+        if not self.is_own:
+            known = own_edit_path(os.path.dirname(self.path))
+            raise FormatError(
+                self.path,
+                None,
+                "you did not write this journal of an edit on this machine, so it is not applied",
+                hint="if it came with a download, remove it. If you wrote it on another machine, "
+                f"finish the edit there, or write the SHA-256 of the journal into {known}",
+            )
 
     def path_of(self, name: str) -> str:
         """Return the path of a file beside the record."""
@@ -156,13 +177,20 @@ def open_local(path: str) -> FileReader:
 
 
 def find_edited(path: str) -> tuple[PendingEdit, EditedFile] | None:
-    """Return the edit that a file is part of, if it may not be complete; else None."""
+    """Return the edit that a file is part of, if it may not be complete; else None.
+
+    Raises `FormatError` if its record is invalid, or if this user did not write it.
+    """
     real = os.path.realpath(path) if os.path.islink(path) else path
     edit = find_edit(os.path.dirname(real))
     if edit is None:
         return None
     name = os.path.basename(real)
-    return next(((edit, file) for file in edit.files if file.name == name), None)
+    for file in edit.files:
+        if file.name == name:
+            edit.refuse_foreign()
+            return edit, file
+    return None
 
 
 def edit_path(directory: str) -> str:
@@ -217,9 +245,10 @@ def find_edit(directory: str) -> PendingEdit | None:
         reader = FileReader(path)
     except FileNotFoundError:  # the run has just ended
         return None
-    files = _parse(reader.read(0, _MOST_BYTES))
+    content = reader.read(0, MOST_BYTES) if reader.size <= MOST_BYTES else b""
+    files = _parse(content)
     if files:
-        return PendingEdit(path, files)
+        return PendingEdit(path, files, is_own_edit(directory, digest_of([content])))
     raise FormatError(
         path,
         None,
@@ -279,6 +308,12 @@ def _parse_file(entry: Any, rest: bytes, position: int) -> EditedFile:
         _require(not ranges and not first)
         return file
     _require(len(first) == _SIZE and _SIZE <= file.size <= file.old_size)
+    # Only headers of GGUF and safetensors are edited in place.
+    length = int.from_bytes(first, "little")
+    is_gguf = first[:4] in {b"GGUF", b"FUGG"}
+    _require(is_gguf or length <= _LONGEST_HEADER)
+    end = file.size if is_gguf else _SIZE + length
+    _require(all(start + nbytes <= end for start, nbytes in ranges))
     patches: list[tuple[int, bytes]] = []
     for start, length in ranges:
         _require(start >= _SIZE and start + length <= file.size and position + length <= len(rest))
