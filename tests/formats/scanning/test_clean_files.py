@@ -8,10 +8,16 @@ import io
 import json
 import lzma
 import pickle
+import pkgutil
+import string
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
+from importlib import import_module
+from itertools import product
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +26,7 @@ import torch
 
 from build import Gguf, safetensors_of
 from payloads import NOTHING, stream
-from weightctl.formats.scanning import scan_file
+from weightctl.formats.scanning import scan_file, unread
 from weightctl.storage.files import open_reader
 
 if TYPE_CHECKING:
@@ -122,6 +128,29 @@ def test_a_harmless_file_passes(name: str, tmp_path: Path) -> None:
     assert not any(findings(tmp_path / name))
 
 
+def test_layers_of_torch_are_known_and_nothing_else_of_their_modules() -> None:
+    nothing = unread("")
+    for info in pkgutil.iter_modules(torch.nn.modules.__path__):
+        module = import_module(f"torch.nn.modules.{info.name}")
+        for name, value in vars(module).items():
+            is_layer = isinstance(value, type) and issubclass(value, torch.nn.Module)
+            is_own = is_layer and value.__module__ == module.__name__ and name == value.__name__
+            path = f"{module.__name__}.{name}"
+            if is_own and not name.startswith("_") and not info.name.startswith("_"):
+                assert nothing.is_known(path), path
+            elif nothing.is_known(path):
+                # Types that these modules import, and that run nothing.
+                assert isinstance(value, type) or value.__module__ in {"typing", "types"}, path
+    for path in (
+        "torch.nn.modules.conv.F",
+        "torch.nn.modules.conv.F.os",
+        "torch.nn.modules.Conv.x",
+        "torch.nn.modules.module.warnings",
+        "torch.nn.modules._functions.Function",
+    ):
+        assert not nothing.is_known(path), path
+
+
 STATES = {
     "zip": {"_use_new_zipfile_serialization": True},
     "stream": {"_use_new_zipfile_serialization": False},
@@ -135,6 +164,22 @@ def test_a_checkpoint_of_many_dtypes_passes(form: str, tmp_path: Path) -> None:
     state["view"] = state["torch.float32"][2:5]
     torch.save(state, tmp_path / "a.pt", **STATES[form])
     assert not any(findings(tmp_path / "a.pt"))
+
+
+def test_a_model_of_any_class_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first line of the file ends with the module: the class follows as if it were opcodes.
+    module = ModuleType("vgg")
+    monkeypatch.setitem(sys.modules, "vgg", module)
+    offenders: list[str] = []
+    for letter, protocol in product(string.ascii_letters + "_", (2, 3, 4)):
+        made = type(f"{letter}Model", (torch.nn.Module,), {"__module__": "vgg"})
+        setattr(module, made.__name__, made)
+        model = made()
+        model.layers = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU())
+        torch.save(model, tmp_path / "a.pt", pickle_protocol=protocol)
+        found = set(findings(tmp_path / "a.pt")) - {"", f"vgg.{made.__name__}"}
+        offenders += [f"{made.__name__}, protocol {protocol}: {found}"] if found else []
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -265,7 +265,8 @@ def _identity(state: State, identity: Any) -> None:
 
 
 def _persistent_line(state: State, window: Window, _: int) -> None:
-    _identity(state, window.line().decode("ascii", "replace"))
+    # All unpicklers stop at other bytes. A zip file begins with this opcode.
+    _identity(state, window.line().decode("ascii"))
 
 
 def _persistent(state: State, _window: Window, _start: int) -> None:

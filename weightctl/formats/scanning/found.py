@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["AllowList", "Scanned", "Severity", "read_allow_file", "unread"]
 
 _OF_TORCHSCRIPT = "__torch__."
+# The classes of torch's layers: to create one, or set its attributes, runs no other code.
+_LAYERS = re.compile(
+    r"torch\.nn\.modules\.(?:activation|adaptive|batchnorm|channelshuffle|container|conv|distance"
+    r"|dropout|flatten|fold|instancenorm|linear|loss|module|normalization|padding|pixelshuffle"
+    r"|pooling|rnn|sparse|transformer|upsampling)\.[A-Z][A-Za-z0-9]+"
+)
 _WILDCARDS = frozenset("*?[")
 _LARGEST_FILE = 1 << 20
 
@@ -45,7 +52,8 @@ class Scanned(NamedTuple):
 
     def severity(self, path: str) -> Severity:
         """Return the harm that a global can do."""
-        if is_allowed(path) or (self.is_script and path.startswith(_OF_TORCHSCRIPT)):
+        is_of_script = self.is_script and path.startswith(_OF_TORCHSCRIPT)
+        if is_allowed(path) or is_of_script or _LAYERS.fullmatch(path):
             return Severity.KNOWN
         return Severity.DANGEROUS if is_dangerous(path) else Severity.UNKNOWN
 
