@@ -12,6 +12,7 @@ import lzma
 import pickle
 import re
 import struct
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -137,12 +138,13 @@ def zipped(name: str, raw: bytes, method: int = zipfile.ZIP_STORED) -> bytes:
     return file.getvalue()
 
 
-def tar_of(**members: bytes) -> bytes:
+def tar_of(kind: bytes = tarfile.REGTYPE, **members: bytes) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, raw in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(raw)
+            entry.type = kind
             # A byte above 127, so that the signed and the unsigned checksum of a header differ.
             entry.uname = "\u00e9"
             tar.addfile(entry, io.BytesIO(raw))
@@ -304,6 +306,14 @@ FILES: dict[str, tuple[bytes, Load, set[str]]] = {
     "behind a script.zip": (b"#!/bin/sh\n" + zipped("a", PAYLOAD), by_zip("a"), NAMED),
     "deflated.pt": (zipped("archive/data.pkl", PAYLOAD, zipfile.ZIP_DEFLATED), by_torch, NAMED),
     "in a tar.tar": (tar_of(a=PAYLOAD), by_tar("a"), NAMED),
+    **{
+        f"of type {kind!r} in a tar.tar": (tar_of(kind, a=PAYLOAD), by_tar("a"), NAMED | UNREAD)
+        for kind in (b"8", b"A", b"Z", b"\xff")
+    },
+    "of type 7 in a tar.tar": (tar_of(b"7", a=PAYLOAD), by_tar("a"), NAMED),
+    "of an unknown type.pt": (
+        tar_of(b"8", storages=PAYLOAD, tensors=NOTHING, pickle=NOTHING), by_torch, NAMED | UNREAD,
+    ),
     "signed.pt": (signed(IN_TAR), by_torch, NAMED),
     "unsigned.pt": (IN_TAR, by_torch, NAMED),
     "behind the storages.pt": (stream(NOTHING) + stream(PAYLOAD), by_torch_twice, NAMED | UNREAD),
@@ -326,6 +336,24 @@ def test_a_file_that_runs_something_does_not_pass(
     said = capsys.readouterr().out
     assert {each for each, pattern in VERDICTS.items() if pattern.search(said)} == verdict
     assert not payloads.RAN
+
+
+# The heads of GGUF and of safetensors are opcodes, too.
+@pytest.mark.parametrize("head", [b"", b"\x80\x04", b"GGUF\3\0\0\0\0", b"G\0\0\0\0\0\0\0{"])
+@pytest.mark.parametrize("module", ["my model", "a\u200bb", "x-y", "a,b", "(m)", "modell\u00fc"])
+def test_a_module_with_any_name_can_be_imported(
+    module: str,
+    head: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, payloads)
+    path = tmp_path / "a.bin"
+    path.write_bytes(head + named(f"{module}.run") + b")R." + bytes(100))
+    assert ran(lambda: by_pickle(path))
+    assert scan_paths([str(path)], ScanChoices()) == 1
+    assert VERDICTS["named"].search(capsys.readouterr().out)
 
 
 PACKED = {

@@ -172,8 +172,19 @@ _METHODS: dict[int, Callable[[ScanSource, Budget], Unpacked]] = {
 
 
 def is_tar(head: bytes, _source: ScanSource) -> bool:
-    """Whether data is a tar file, by the checksum of its first header."""
-    return is_any_tar(head[:_HEAD])
+    """Whether data is a tar file: `tarfile` accepts its first header."""
+    if not is_any_tar(head[:_HEAD]):
+        return False
+    try:
+        tarfile.TarInfo.frombuf(head[:_HEAD], "utf-8", "surrogateescape")
+    except _NOT_TARS:
+        return False
+    return True
+
+
+def _has_no_data(entry: tarfile.TarInfo) -> bool:
+    """Whether `tarfile` reads no data of a member; unknown types are regular files to it."""
+    return entry.isdir() or entry.issym() or entry.islnk() or entry.isdev()
 
 
 def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlace]:
@@ -190,7 +201,13 @@ def tar_members(place: ScanPlace, budget: Budget) -> Iterator[Scanned | ScanPlac
                     yield unread(
                         "it is a sparse member of a tar file", entry.name, entry.offset_data
                     )
-                elif entry.isreg() and entry.size:
+                elif entry.size and not _has_no_data(entry):
+                    if not entry.isreg():
+                        problem = (
+                            f"it is a member of a tar file with the unknown type {entry.type!r}: "
+                            "programs read it as a regular file"
+                        )
+                        yield unread(problem, entry.name, entry.offset_data)
                     data = Slice(source, entry.offset_data, entry.size)
                     name = entry.name.removeprefix("./")
                     where = place.within(data, name)

@@ -351,6 +351,7 @@ def unpack_stream(
         name = name.removesuffix(suffix)
     yield place.within(stream, f"({compression.name})", name)
     stream.size()
-    if stream.problem:
+    # The elements of a tensor can begin as compressed data does, and no program decompresses them.
+    if stream.problem and (compression.is_certain or not place.is_storage):
         problem = f"it is compressed with {compression.name}, and {stream.problem}"
         yield unread(problem, place.member, place.source.base)

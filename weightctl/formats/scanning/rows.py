@@ -91,6 +91,9 @@ def _is_pickle(head: bytes, found: list[Scanned], place: ScanPlace) -> bool:
         return True
     if place.is_storage:
         return any(each.names.acts for each in found) and bool(named)
+    # A module of any name can be imported, such as `my model`, if its file is where programs look.
+    if any(each.names.acts and each.names.named for each in found):
+        return True
     if head[:1] == b"\x80" and head[1:2] and head[1] <= _LAST_PROTOCOL and found:
         first = found[0].names
         return (
