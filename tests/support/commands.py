@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
-from weightctl.cli import main
 from weightctl.errors import WeightctlError
 from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import start_clock
@@ -122,6 +121,8 @@ def _run_with(function: Callable[[], int], words: list[str], cwd: Path, *streams
 def _run_main() -> NoReturn:
     start_clock()
     vars(TRAFFIC).update(TrafficCounts()._asdict())  # the counts of one command
+    from weightctl.cli import main  # tests of codecs run where Typer is not installed
+
     main()
 
 
