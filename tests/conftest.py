@@ -52,6 +52,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files that are named without workers, which take seconds to start."""
     return None if all(Path(name).is_dir() for name in config.args) else 0
