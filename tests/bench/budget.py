@@ -25,7 +25,6 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 from budget_cost import measure_cost  # noqa: E402
 from quality_model import FOLDERS  # noqa: E402
-
 from real_files import CACHE, PACKAGES, fetch  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402
 

@@ -29,10 +29,10 @@ HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "support")]
 
 import pytest  # noqa: E402
-from llama import write_llama  # noqa: E402
 
 import weightctl  # noqa: E402
 from clusters import CLUSTERS, start_cluster  # noqa: E402
+from llama import write_llama  # noqa: E402
 from servers.base import Answer  # noqa: E402
 from tested_stores import BUCKET, serve_s3  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from common import make_parser, run_measured
 
+from common import make_parser, run_measured
 from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:

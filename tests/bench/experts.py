@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from common import make_parser
-from forward import times
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from common import make_parser
+from forward import times
 from weightctl import DType
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+
 from common import make_parser
 from llama import write_llama
-
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.families.recognition import recognize

@@ -20,9 +20,9 @@ from common import make_parser
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
+
 from forward import DTYPES, in_transformers, tokens
 from llama import write_llama
-
 from llama_cpp import ask
 from weightctl import convert, open_weights
 from weightctl.engine import Generation

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote import Clients
-
     from serving import ServingProcess
 
 __all__ = ["compare_listings", "measure_upload"]

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llama import STEP, described, numbers, size_for, stated
 
+from llama import STEP, described, numbers, size_for, stated
 from weightctl import convert, open_weights
 from weightctl.formats import format_module
 from weightctl.formats.base import write_in_order

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from common import make_parser
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from common import make_parser
 from weightctl.codecs import codec, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active

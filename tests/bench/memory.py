@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import make_parser, measure
 
+from common import make_parser, measure
 from weightctl.text.sizes import parse_size
 
 OUTPUTS = {

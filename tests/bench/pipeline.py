@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from common import copied, make_parser, measure, warm
 from llama import write_llama
-
 from weightctl import open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS, Encoding

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from common import make_parser, seconds_of, side_by_side
 
+from common import make_parser, seconds_of, side_by_side
 from weightctl.text.sizes import format_size
 
 THEIRS = (

@@ -27,10 +27,10 @@ from memory import large_model
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import numpy as np
-from hub import compare_listings, measure_upload
 from safetensors.numpy import save_file
-from serving import ServingProcess, serve_apart
 
+from hub import compare_listings, measure_upload
+from serving import ServingProcess, serve_apart
 from weightctl import convert
 from weightctl.text.sizes import parse_size
 

@@ -21,11 +21,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import weightctl
 from cluster import Inputs, simulate
 from giant import FULL, SMALL, write_giant
 from llama import write_llama
-
-import weightctl
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
 

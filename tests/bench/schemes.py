@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
 from common import copied, make_parser, measure, warm
 
 WIDTH = 4096

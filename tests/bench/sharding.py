@@ -26,7 +26,6 @@ from random import Random
 from typing import NamedTuple
 
 from common import make_parser, run_measured, warm
-
 from crossing import write_directory
 
 MOST_PEAK, MOST_TIMES = 350_000_000, 1.3

@@ -18,9 +18,8 @@ import time
 from pathlib import Path
 
 from common import make_parser
-from llama import write_llama
-
 from crossing import write_directory
+from llama import write_llama
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-llama"
 # Each work by its name: the arguments, in which `{OUT}` is where the output goes.

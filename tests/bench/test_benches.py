@@ -10,11 +10,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-import cluster
 import pytest
+
+import cluster
 import streaming
 from cluster import Inputs
-
 from commands import ROOT
 from each import each
 
@@ -128,8 +128,9 @@ def test_simulated_workers_do_all_work_and_repeat_what_is_lost() -> None:
 
 @pytest.mark.long
 def test_the_forward_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import forward
     import torch
+
+    import forward
 
     small = ["--size", "5MB", "--vocabulary", "1000", "--repeats", "1", "--dtype", "float32"]
     small += ["--folder", str(tmp_path)]
@@ -148,8 +149,9 @@ def test_the_forward_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.long
 def test_the_generation_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import generation
     import torch
+
+    import generation
 
     small = ["--size", "5MB", "--vocabulary", "1000", "--repeats", "1", "--prompt", "8"]
     small += ["--count", "2", "--folder", str(tmp_path), "--only", "float32", "--only", "Q4_K"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from common import make_parser
 
+from common import make_parser
 from weightctl import Plan, WeightData, open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS

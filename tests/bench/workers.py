@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).parent.parent / "support"))
 
-from llama import write_llama
-
 import weightctl
 from clusters import CLUSTERS, start_cluster
+from llama import write_llama
 from weightctl.text.sizes import parse_size
 from weightctl.write.executors.processes import ProcessExecutor
 

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from test_budget_search import CALIBRATION, TEXT, measure
 
+from test_budget_search import CALIBRATION, TEXT, measure
 from weightctl import open_weights
 from weightctl.budget.search import QuantizationBudget, quantize
 from weightctl.errors import ConversionError

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-import small_checkpoints
 
+import small_checkpoints
 from commands import TINY
 from commands import run_command as weightctl
 from documented import make_example_files

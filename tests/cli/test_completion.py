@@ -9,11 +9,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from terminal import STARTS, Shell
 
 from commands import TINY
 from commands import run_command as weightctl
 from each import each, usual
+from terminal import STARTS, Shell
 from weightctl import convert
 
 if TYPE_CHECKING:

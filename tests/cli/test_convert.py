@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import small_checkpoints
 from safetensors.numpy import save_file
-from terminal import on_a_terminal, without_color
 
+import small_checkpoints
 from arrays import stored
 from commands import TINY
 from commands import run_command as weightctl
 from recipe_models import MODELS
+from terminal import on_a_terminal, without_color
 from weightctl import DType, Plan, convert, open_weights, save, shard
 from weightctl.errors import ArchitectureError, ConversionError, FormatError
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-import small_checkpoints
-from terminal import on_a_terminal
 
+import small_checkpoints
 from build import safetensors_of
 from commands import TINY
 from commands import run_command as weightctl
+from terminal import on_a_terminal
 from weightctl import Plan, WeightData, open_weights
 from weightctl.cli import app
 from weightctl.errors import WeightctlError

@@ -10,13 +10,13 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import small_checkpoints
 from jsonschema import Draft202012Validator
-from terminal import on_a_terminal, without_color
 
+import small_checkpoints
 from commands import TINY
 from commands import run_command as weightctl
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
+from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 from weightctl.cli.render import in_columns
 from weightctl.cli.shares import document, share_rows, summary

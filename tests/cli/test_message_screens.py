@@ -16,11 +16,11 @@ if __name__ == "__main__":  # pytest knows these folders
 import itertools
 
 import pytest
-import small_checkpoints
-from terminal import on_a_terminal
 
+import small_checkpoints
 from commands import run_command as weightctl
 from conftest import ROOT
+from terminal import on_a_terminal
 from weightctl.cli import COMMANDS
 from weightctl.text.columns import width
 

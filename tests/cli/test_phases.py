@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from terminal import read_terminal
 
 from commands import TINY
 from commands import run_command as weightctl
+from terminal import read_terminal
 from weightctl.system.phases import begin_phase, listening
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from terminal import on_a_terminal
 
 from commands import TINY
 from commands import run_command as weightctl
 from each import usual
 from hub_fixtures import MODEL, put_directory
 from importances import imatrix_gguf
+from terminal import on_a_terminal
 from tested_stores import BUCKET, serve, serve_s3
 from weightctl import convert, gather, open_weights, save, shard
 from weightctl.errors import FormatError

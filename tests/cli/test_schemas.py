@@ -8,9 +8,9 @@ from shutil import copyfile, copytree
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import small_checkpoints
 from jsonschema import Draft202012Validator
 
+import small_checkpoints
 from commands import run_command as weightctl
 from conftest import ROOT
 from weightctl.cli import COMMANDS

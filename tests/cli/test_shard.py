@@ -13,13 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import small_checkpoints
-from terminal import on_a_terminal
 
+import small_checkpoints
 from build import safetensors
 from commands import O_PROJ, TINY, asked, document, refusal
 from commands import run_command as weightctl
 from conftest import ROOT
+from terminal import on_a_terminal
 from weightctl import open_weights, recognize, save
 from weightctl.dtype.spellings import parse_encoding
 from weightctl.plan.cast import cast

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import small_checkpoints
 from safetensors.numpy import save_file
 
+import small_checkpoints
 from commands import run_command as weightctl
 from reports import of_class, parsed, text_of
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import small_checkpoints
 from jsonschema import Draft202012Validator
-from terminal import on_a_terminal, without_color
 
+import small_checkpoints
 from arrays import stored
 from commands import TINY
 from commands import run_command as weightctl
 from llama_cpp import ggml_quantize
 from reports import MADE
+from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 from weightctl.cli import app
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of

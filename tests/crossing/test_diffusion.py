@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
 
 import weightctl
+from diffusion_models import MODELS, convert_original, load_directory, load_gguf, run
 from each import usual
 from lazy import load_file, save_file, torch
 from weightctl.errors import ArchitectureError

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from mtp_checkpoints import FORMS, make_mtp_checkpoint
 from safetensors.numpy import load_file, save_file
 
 from each import usual
 from family_cases import make_checkpoint
 from llama_cpp import ask, count_drafts
+from mtp_checkpoints import FORMS, make_mtp_checkpoint
 from once import once
 from weightctl import convert, open_weights, shard
 from weightctl.errors import ArchitectureError

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from libmtmd import encode_audio, encode_image
-from tower_converter import as_intern, convert_towers, find_differing
 
 from each import usual
 from lazy import load_file, transformers
+from libmtmd import encode_audio, encode_image
 from multimodal import (
     CASES,
     SPEECH_CASES,
@@ -21,6 +20,7 @@ from multimodal import (
     make_speech,
 )
 from once import once, shared
+from tower_converter import as_intern, convert_towers, find_differing
 from weightctl import convert
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
 from each import each
+from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from lazy import torch
 from rows import in_blocks
 from runs import executed, graph_of
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine_graphs import Array
-
     from weightctl.dtype import Encoding
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 
 from arrays import stored, weights_of
 from each import each
+from engine_graphs import CPU, F32, counted, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from lazy import torch
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-from engine_graphs import F32, numbers
 
 from each import each
+from engine_graphs import F32, numbers
 from graphics import on_a_gpu
 from lazy import torch
 from weightctl import Buffer, DeviceRef, DType, WeightData, nn

@@ -11,20 +11,20 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-import engine_graphs
 import numpy as np
 import pytest
-import watched_op
-from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
-from watched_op import watched
 
 import build
+import engine_graphs
 import runs
+import watched_op
 from arrays import stored, weights_of
 from each import each
+from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from lazy import torch
 from runs import graph_of
+from watched_op import watched
 from weightctl import (
     DeviceRef,
     DType,

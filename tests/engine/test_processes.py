@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import joined_program
 import ml_dtypes
 import numpy as np
 import pytest
-from joined_program import WAIT, numbers
 
+import joined_program
 from each import each
+from joined_program import WAIT, numbers
 from lazy import torch
 from once import once, shared
 from rank_processes import torchrun

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-from engine_graphs import CPU, F32, loaded, numbers, ran
 
 from arrays import stored, weights_of
 from each import each
+from engine_graphs import CPU, F32, loaded, numbers, ran
 from graphics import on_a_gpu
 from lazy import torch
 from rows import in_blocks

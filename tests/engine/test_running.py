@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
+from arrays import stored
+from each import each
 from engine_graphs import (
     CPU,
     F32,
@@ -21,12 +24,9 @@ from engine_graphs import (
     stack_in_numpy,
     stack_weights,
 )
-from watched_op import LYING, lying
-
-from arrays import stored
-from each import each
 from graphics import on_a_gpu
 from lazy import torch
+from watched_op import LYING, lying
 from weightctl import DeviceRef, DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.errors import EngineError

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from hypothesis import given
 from hypothesis import strategies as st
 
 import small_models
+from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from each import each
 from lazy import LazyModule, torch, transformers
 from weightctl import open_weights

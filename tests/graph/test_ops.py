@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from op_examples import EXAMPLES, INFERRED, REFUSED
 
 from each import each
 from lazy import LazyModule, torch
+from op_examples import EXAMPLES, INFERRED, REFUSED
 from runs import run
 from weightctl import Buffer
 from weightctl.device import DeviceRef

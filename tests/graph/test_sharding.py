@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sharded_weights import F32, THREE, TWO, shards_of, weight
 
 from each import each
+from sharded_weights import F32, THREE, TWO, shards_of, weight
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EncodingError, GraphError, ShardingError

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import Block, random_values
 
 from each import each
 from runs import executed, graph_of, run
+from small_modules import Block, random_values
 from weightctl import DeviceRef, DType, QuantizationEncoding
 from weightctl.device import CPU
 from weightctl.errors import EngineError, GraphError, ShardingError

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from torch_layers import difference, numbers, seeded
 
 from each import each
 from lazy import LazyModule, torch, transformers
 from runs import graph_of, run, types_of
+from torch_layers import difference, numbers, seeded
 from weightctl.errors import GraphError
 from weightctl.nn import MixtureOfExperts
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack, random_values
 
 from runs import graph_of, run
+from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import TensorType

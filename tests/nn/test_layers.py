@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from torch_layers import difference, numbers, seeded, taken
 
 from each import each
 from lazy import LazyModule, torch, transformers
 from rows import in_blocks
 from runs import run
+from torch_layers import difference, numbers, seeded, taken
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
 from weightctl.families.rope_scaling import inverse_frequencies

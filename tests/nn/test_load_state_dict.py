@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-from small_modules import Block, Scale, Stack, all_weights, random_values, refusal
 
 from arrays import stored, weights_of
 from each import each
 from lazy import torch
 from rows import in_blocks
 from runs import run
+from small_modules import Block, Scale, Stack, all_weights, random_values, refusal
 from weightctl import open_weights
 from weightctl.device import CPU
 from weightctl.dtype import ENCODINGS, DType, QuantizationEncoding

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_modules import ROWS, Block, Scale, Stack, random_values
 
 from each import each
 from runs import executed, graph_of, run
+from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack, random_values
 
 from each import each
 from runs import run
+from small_modules import ROWS, Block, Scale, Stack, random_values
 from weightctl import DeviceRef, DType
 from weightctl.device import CPU
 from weightctl.errors import GraphError, ShardingError

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from small_modules import ROWS, Block, Scale, Stack
 
 from each import each
 from runs import executed
+from small_modules import ROWS, Block, Scale, Stack
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, Weight, ops
 from weightctl.nn import Layer, LayerList, Module

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import parallel_program
 import pytest
-from parallel_program import Run
 
+import parallel_program
 from each import each, usual
+from parallel_program import Run
 from rank_processes import torchrun
 from runs import executed
 from weightctl import open_weights

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
 from each import each, usual
 from family_cases import make_checkpoint
 from runs import executed

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gguf
 import numpy as np
 import pytest
-from cut_models import gguf_llama, held, with_bytes
 
+from cut_models import gguf_llama, held, with_bytes
 from each import each
 from lazy import load_file, save_file, torch
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, stream

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cut_models import gguf_llama, held, saved, stated, with_names
 
+from cut_models import gguf_llama, held, saved, stated, with_names
 from each import each
 from weightctl import shard
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+
 from cut_models import (
     ATTENTION,
     STATES,
@@ -19,7 +20,6 @@ from cut_models import (
     stated,
     with_names,
 )
-
 from each import each
 from sharded_files import contents_of, shard_bytes, write_shards
 from tiny import arrays_of, make_small

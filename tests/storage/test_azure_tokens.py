@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 from azure.storage.blob import ContainerClient, generate_container_sas
-from azure_tokens import AZURE_TOKEN, AzureTokenServer
 from safetensors.numpy import save_file
 
+from azure_tokens import AZURE_TOKEN, AzureTokenServer
 from servers.base import serve_tls, write_certificate
 from tested_stores import AZURE_ACCOUNT, AZURE_KEY, connection_string
 from weightctl import convert, open_weights

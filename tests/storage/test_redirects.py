@@ -7,8 +7,8 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
-from azure_tokens import AZURE_TOKEN
 
+from azure_tokens import AZURE_TOKEN
 from each import usual
 from hub_fixtures import MODEL, put_directory
 from servers.base import PlainServer, Redirect

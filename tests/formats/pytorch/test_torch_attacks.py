@@ -10,9 +10,9 @@ import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from audited import __file__ as audited
 
 import payloads
-from audited import __file__ as audited
 from payloads import (
     AMPLIFYING,
     ATTACKS,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-
 from torch_checkpoints import FORMS, assert_same, contents_of, saved
+
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
 from torch_checkpoints import FORMS, PROTOCOLS, assert_same, saved, state
+
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import fx, nn
-
 from torch_checkpoints import FORMS, assert_same, here, look, saved
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
 import torch
-
 from torch_checkpoints import FORMS, assert_same, here, look, saved
+
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch_checkpoints import PROTOCOLS, assert_same, saved
 from typer.testing import CliRunner
 
 from payloads import Entry, data, integer, many, mapping, named, storage, text, torch_zip, whole
 from payloads import tensor as tensor_over
-from torch_checkpoints import PROTOCOLS, assert_same, saved
 from weightctl import open_weights
 from weightctl.cli import app
 from weightctl.errors import FormatError

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
 from torch_checkpoints import FORMS, PROTOCOLS, assert_same, content_of, contents_of, saved, state
+
 from weightctl import open_weights
 
 if TYPE_CHECKING:

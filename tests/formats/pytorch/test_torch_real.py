@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch_checkpoints import assert_same, contents_of
 
 from real_files import fetch
-from torch_checkpoints import assert_same, contents_of
 from weightctl import open_weights
 
 if TYPE_CHECKING:

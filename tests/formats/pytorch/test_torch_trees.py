@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
 from torch_checkpoints import FORMS, assert_same, saved
+
 from weightctl import open_weights
 
 if TYPE_CHECKING:
