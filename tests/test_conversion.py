@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
+from lazy import torch
 from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError

@@ -10,11 +10,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save as safetensors_bytes
 
+from lazy import torch
 from weightctl import DType, QuantizationEncoding
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.dim import Dim

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from build import F32, I32, Gguf, Tensor, safetensors_of
+from lazy import torch
 from weightctl.cli import app
 from weightctl.dtype.encodings import ENCODINGS
 from weightctl.errors import ShardingError

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from gguf import MODEL_ARCH, GGUFReader, dequantize, get_tensor_name_map
 from safetensors import safe_open
 
+from lazy import torch
 from llama_cpp import generate
 from weightctl import DType, open_weights
 

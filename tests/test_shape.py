@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lazy import torch
 from weightctl import Shape
 from weightctl.shape import Dim
 

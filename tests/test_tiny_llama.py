@@ -6,11 +6,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import ROOT
+from lazy import load_file, save_file, torch, transformers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +27,8 @@ def perplexity(model: Path) -> float:
 
     Only the files of the directory are used, including the tokenizer.
     """
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     text = HELD_OUT.read_text()
     tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
     windows = tokens[: 16 * 255].view(16, 255)

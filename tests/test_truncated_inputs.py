@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
+from lazy import load_file, torch
 from truncations import Outcome, Runner, runner
 from weightctl import Plan, open_weights
 from weightctl.plan.arrangement import split

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 import weightctl
+from lazy import torch, transformers
 from lora_models import adapt, load_with_peft, make_llama
 from weightctl.errors import ConversionError
 from weightctl.write.lora.extract import extract
@@ -26,7 +25,7 @@ def test_the_adapter_of_a_merged_model_restores_it_in_peft(tmp_path: Path) -> No
     assert made.share > 1 - 1e-9
     assert len(made.captured) == 5
     restored = load_with_peft(model.base, tmp_path / "out")
-    wanted = LlamaForCausalLM.from_pretrained(model.merged)
+    wanted = transformers.LlamaForCausalLM.from_pretrained(model.merged)
     tokens = torch.tensor([[3, 17, 42, 9]])
     with torch.no_grad():
         assert (restored(tokens).logits - wanted(tokens).logits).abs().max() < 1e-4

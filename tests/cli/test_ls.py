@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import small_checkpoints
 from build import F32, Gguf, Tensor, safetensors_of
 from commands import TINY
 from commands import run_command as weightctl
+from lazy import torch
 from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
 from weightctl.cli.contents import Contents

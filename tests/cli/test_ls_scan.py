@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from jsonschema import Draft4Validator
 
 from commands import TINY
 from commands import run_command as weightctl
 from conftest import ROOT
+from lazy import torch
 from payloads import call, stream, text, whole
 
 if TYPE_CHECKING:

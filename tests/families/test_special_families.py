@@ -259,12 +259,11 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 1.0
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
           "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
           "moe_intermediate_size": 32}  # fmt: skip
-TEXTS: dict[str, Any] = {
-    "mistral": transformers.MistralConfig(**MISTRAL3, num_key_value_heads=2),
-    "ministral3": transformers.Ministral3Config(
-        **MISTRAL3, num_key_value_heads=2, head_dim=16, rope_parameters=dict(YARN)
-    ),
-    "mistral4": transformers.Mistral4Config(**MISTRAL3, **LATENT, rope_parameters=dict(YARN)),
+TEXTS: dict[str, dict[str, Any]] = {
+    "mistral": MISTRAL3 | {"num_key_value_heads": 2},
+    "ministral3": MISTRAL3
+    | {"num_key_value_heads": 2, "head_dim": 16, "rope_parameters": dict(YARN)},
+    "mistral4": MISTRAL3 | LATENT | {"rope_parameters": dict(YARN)},
 }
 VISION = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "head_dim": 16,
           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32,
@@ -275,7 +274,9 @@ def save_multimodal(kind: str, into: Path) -> NDArray[Any]:
     """Save a multimodal model with a text model of a type, and return its logits."""
     torch.manual_seed(0)
     config = transformers.Mistral3Config(
-        text_config=TEXTS[kind], vision_config=VISION, tie_word_embeddings=False
+        text_config=TEXTS[kind] | {"model_type": kind},
+        vision_config=VISION,
+        tie_word_embeddings=False,
     )
     model = transformers.Mistral3ForConditionalGeneration(config).eval()
     with torch.no_grad():

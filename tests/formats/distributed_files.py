@@ -6,16 +6,7 @@ import io
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-
+from lazy import distributed_checkpoint as checkpoint
 from lazy import torch
 from weightctl import open_weights
 
@@ -32,18 +23,21 @@ Piece = tuple[tuple[int, ...], torch.Tensor]
 def write_pieces(folder: Path, shape: Sequence[int], pieces: Sequence[Piece], **more: Any) -> Path:
     """Write a checkpoint with the tensor `a`, each piece in a file of its own."""
     folder.mkdir(parents=True)
-    places: dict[MetadataIndex, Any] = {}
+    places: dict[Any, Any] = {}
     for number, (offsets, piece) in enumerate(pieces):
         saved = io.BytesIO()
         torch.save(piece, saved)
         name = f"__{number}_0.distcp"
         (folder / name).write_bytes(b"before" + saved.getvalue() + b"after")
-        place = filesystem._StorageInfo(name, 6, len(saved.getvalue()))
-        places[MetadataIndex("a", offsets)] = place
-    chunks = [ChunkStorageMetadata(torch.Size(offsets), piece.shape) for offsets, piece in pieces]
-    properties = TensorProperties(dtype=pieces[0][1].dtype)
-    state = {"a": TensorStorageMetadata(properties, torch.Size(shape), chunks)}
-    metadata = Metadata(state, planner_data=more, storage_data=places)
+        place = checkpoint.filesystem._StorageInfo(name, 6, len(saved.getvalue()))
+        places[checkpoint.metadata.MetadataIndex("a", offsets)] = place
+    chunks = [
+        checkpoint.metadata.ChunkStorageMetadata(torch.Size(offsets), piece.shape)
+        for offsets, piece in pieces
+    ]
+    properties = checkpoint.metadata.TensorProperties(dtype=pieces[0][1].dtype)
+    state = {"a": checkpoint.metadata.TensorStorageMetadata(properties, torch.Size(shape), chunks)}
+    metadata = checkpoint.metadata.Metadata(state, planner_data=more, storage_data=places)
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return folder
 
@@ -60,7 +54,7 @@ def load_with_torch(folder: Path) -> dict[str, torch.Tensor]:
     state = {
         name: torch.empty(each.size, dtype=each.properties.dtype)
         for name, each in stated.items()
-        if isinstance(each, TensorStorageMetadata)
+        if isinstance(each, checkpoint.metadata.TensorStorageMetadata)
     }
     checkpoint.load(state, storage_reader=reader, no_dist=True)
     return state

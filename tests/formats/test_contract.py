@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import gguf
 import pytest
 import safetensors
-import torch
 from hypothesis import given, settings
 
 from build import Gguf, Tensor
 from copying import FRAMEWORK, contents, copied, held, spoken
 from each import each, few_or_many
+from lazy import torch
 from strategies import INTERPRETED, metadata, tensors
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id

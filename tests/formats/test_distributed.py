@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import save, save_file
 
 from distributed_files import (
@@ -22,6 +21,7 @@ from distributed_files import (
     read_all,
     write_pieces,
 )
+from lazy import torch
 from weightctl import convert, open_weights
 from weightctl.errors import ConversionError, FormatError
 from weightctl.weights.info import Leaf

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
 
+from lazy import distributed_checkpoint, torch
 from weightctl import convert, open_weights
 from weightctl.errors import FormatError
 
@@ -337,7 +336,7 @@ def save_core(folder: Path, model: Tensors, args: dict[str, Any], experts: int =
         stacked[f"decoder.layers.mlp.experts.experts.linear_fc{matrix}.weight"] = torch.stack(
             parts, 1
         )
-    dcp.save(stacked, checkpoint_id=folder, no_dist=True)
+    distributed_checkpoint.save(stacked, checkpoint_id=folder, no_dist=True)
     torch.save({"args": argparse.Namespace(**args), "iteration": 7}, folder / "common.pt")
 
 

@@ -7,11 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from huggingface_hub import save_torch_state_dict
 
 from build import I8, Gguf, Tensor, index_of, safetensors_of
 from copying import contents, raw
+from lazy import torch
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.open.merging import merge_headers

@@ -9,10 +9,10 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazy import torch
 from weightctl.formats.pickles.emit import emit
 from weightctl.formats.pytorch.levels import (
     LEVELS_KEY,

@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from torch.utils import serialization
 
+from lazy import torch
 from strategies import metadata as any_metadata
 from strategies import tensors as any_tensors
 from weightctl.dtype import ENCODINGS, Encoding, unknown_encoding

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
-import torch
 
+from lazy import torch
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.base import Layout, write_in_order
 from weightctl.formats.pytorch.writing import RECORD, ZipMember, directory, layout, place_member

@@ -10,10 +10,10 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from torch.nn import functional
 
 from distributed_files import raw, read_all
+from lazy import torch
 from weightctl import convert, open_weights
 from weightctl.errors import FormatError
 

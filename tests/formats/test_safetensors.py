@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import save_file
 
 from build import entry, safetensors, safetensors_of
 from copying import FRAMEWORK, contents, copied, raw, spoken
+from lazy import save_file, torch
 from weightctl import DType, open_weights
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.plan import Plan

@@ -10,11 +10,11 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import _weights_only_unpickler as careful
 
+from lazy import torch
 from weightctl.formats.pickles.emit import LONGEST_INTEGER, Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from conftest import ROOT
+from lazy import torch
 from weightctl import convert, open_weights
 from weightctl.errors import ConversionError
 from weightctl.weights.tree import header_of

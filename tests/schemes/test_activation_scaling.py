@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import small_models
 from importances import imatrix_dat
+from lazy import torch
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError

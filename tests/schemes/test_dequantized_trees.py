@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazy import torch
 from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, stream
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import weightctl
+from lazy import load_file, save_file, torch
 from packers import NAME, gguf_with, plan_of
 from weightctl.errors import ConversionError
 from written_models import CASES, convert, small_llama, values_in

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import weightctl
+from lazy import load_file, save_file, torch
 from llama_cpp import ask
 from small_models import qwen2, qwen3moe
 from weightctl.errors import ConversionError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
+from lazy import torch
 from packers import awq, gptq, levels_of, numbers, opened, plain, same, scales_of, settings, stream
 from weightctl.errors import ConversionError
 from weightctl.schemes.dequantize import dequantize_weights

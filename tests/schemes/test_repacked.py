@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 import pytest
-import torch
 
+from lazy import torch
 from packers import awq, gptq, levels_of, numbers, opened, read, same, scales_of, settings, stream
 from weightctl.schemes.dequantize import dequantize_weights
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 import weightctl
+from lazy import load_file, torch
 from packers import NAME, gguf_with, plan_of
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.encoding import Affine, Biased, Symmetric, can_repack

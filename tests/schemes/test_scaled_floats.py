@@ -6,10 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from lazy import torch, transformers
 from packers import levels_of, numbers, plain, same, scales_of, settings
 from weightctl.errors import ConversionError
 
@@ -49,6 +47,8 @@ def test_fp8_has_scales_of_blocks(tmp_path: Path, shape: tuple[int, int], *, say
 
 def test_fp8_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
     tensors, _ = deepseek(256, 384)
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
     dequantize = Fp8Dequantize(None)._dequantize_one
     wanted = dequantize(tensors["l.weight"], tensors["l.weight_scale_inv"], torch.float32)
     assert same(numbers(plain(tmp_path, tensors), "l.weight"), wanted)
@@ -106,7 +106,9 @@ def test_gpt_oss_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
     blocks = levels_of(1, (3, 20, 4, 16), 8).to(torch.uint8)
     scales = levels_of(2, (3, 20, 4), 8).to(torch.uint8)
     tensors = {"l.gate_up_proj_blocks": blocks, "l.gate_up_proj_scales": scales}
-    wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    wanted = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+        blocks, scales, dtype=torch.float32
+    )
     tree = plain(tmp_path, tensors)
     assert wanted.shape == (3, 128, 20)
     for run in (33, 1 << 30):
@@ -117,7 +119,9 @@ def test_experts_as_openai_stores_them_are_not_turned(tmp_path: Path) -> None:
     blocks = levels_of(1, (3, 20, 4, 16), 8).to(torch.uint8)
     scales = levels_of(2, (3, 20, 4), 8).to(torch.uint8)
     tensors = {"l.mlp1_weight.blocks": blocks, "l.mlp1_weight.scales": scales}
-    wanted = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).transpose(1, 2)
+    wanted = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+        blocks, scales, dtype=torch.float32
+    ).transpose(1, 2)
     assert same(numbers(plain(tmp_path, tensors), "l.mlp1_weight"), wanted)
 
 

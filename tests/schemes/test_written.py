@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
-from transformers import GptOssConfig, GptOssForCausalLM
 
 import weightctl
+from lazy import load_file, save_file, torch, transformers
 from small_models import qwen3moe
 from weightctl.errors import ConversionError
 from weightctl.schemes import WRITTEN
@@ -331,8 +329,8 @@ def test_verify_finds_no_problem_in_what_is_written(
 
 def gpt_oss_in(directory: Path) -> Path:
     """Return the path of a tiny model whose experts are stacked."""
-    model = GptOssForCausalLM(
-        GptOssConfig(
+    model = transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(
             hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, head_dim=32, num_local_experts=4, vocab_size=64,
             layer_types=["sliding_attention"],

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-from transformers.utils.quantization_config import Mxfp4Config
 
 import weightctl
+from lazy import load_file, torch, transformers
 from weightctl.errors import ConversionError
 from written_models import convert, relative_error, values_in
 
@@ -40,7 +36,9 @@ NAMES = [
 def small_gpt_oss(intermediate: int = 96) -> str:
     torch.manual_seed(0)
     directory = mkdtemp(prefix="weightctl-gpt-oss-")
-    model: Any = GptOssForCausalLM(GptOssConfig(**SIZES, intermediate_size=intermediate))
+    model: Any = transformers.GptOssForCausalLM(
+        transformers.GptOssConfig(**SIZES, intermediate_size=intermediate)
+    )
     model.to(torch.bfloat16).save_pretrained(directory)
     return directory
 
@@ -51,7 +49,9 @@ def judged(directory: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name in NAMES:
         blocks, scales = made[f"{name}_blocks"], made[f"{name}_scales"]
-        found[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        found[name] = transformers.integrations.mxfp4.convert_moe_packed_tensors(
+            blocks, scales, dtype=torch.float32
+        )
         assert torch.equal(found[name], ours[name])
     return found
 
@@ -62,8 +62,8 @@ def test_transformers_loads_experts_that_are_rounded_from_bf16(tmp_path: Path) -
     assert rounded == {*NAMES}
     found, before = judged(tmp_path), values_in(small_gpt_oss())
     assert all(relative_error(found[name], before[name]) < 0.12 for name in NAMES)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, quantization_config=Mxfp4Config(dequantize=True), dtype=torch.float32
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, quantization_config=transformers.Mxfp4Config(dequantize=True), dtype=torch.float32
     )
     loaded = model.state_dict()
     assert all(torch.equal(loaded[name], found[name]) for name in NAMES)

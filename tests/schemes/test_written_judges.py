@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from lazy import load_file, torch, transformers
 from written_models import convert, relative_error, small_llama, values_in
 
 if TYPE_CHECKING:
@@ -54,8 +52,8 @@ def test_transformers_computes_with_the_values_that_weightctl_reads(
 ) -> None:
     convert(small_llama(), tmp_path, case, force=True)
     is_compressed = not case.startswith(("BNB", "FP8_BLOCK"))
-    options = {"quantization_config": CompressedTensorsConfig(dequantize=True)}
-    model = AutoModelForCausalLM.from_pretrained(
+    options = {"quantization_config": transformers.CompressedTensorsConfig(dequantize=True)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.bfloat16, **(options if is_compressed else {})
     )
     wanted = values_in(tmp_path)
@@ -66,7 +64,7 @@ def test_transformers_computes_with_the_values_that_weightctl_reads(
             assert torch.equal(loaded[name], tensor.bfloat16()), name
             compared += 1
     assert compared == (len(wanted) if not case.startswith("BNB") else len(wanted) - 14)
-    plain = AutoModelForCausalLM.from_pretrained(small_llama(), dtype=torch.bfloat16)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(small_llama(), dtype=torch.bfloat16)
     plain.load_state_dict(wanted)
     # bitsandbytes has its own products, and rounds activations to INT8 too.
     limit = {"BNB-NF4": 0.03, "BNB-INT8": 0.1}.get(case, 0)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import torch
 
 from documented import IMPORTS, PATHS, SIGNATURES
+from lazy import torch
 from weightctl import DType, nn
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "api-names.md"

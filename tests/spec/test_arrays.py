@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
+from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, WeightData, convert, open_weights
 from weightctl.errors import ArgumentTypeError, EncodingError
 

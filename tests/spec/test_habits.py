@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
+from lazy import torch
 from weightctl import DType, WeightData, nn
 from weightctl.engine import InferenceSession
 from weightctl.errors import GraphError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import torch
 
 import weightctl
+from lazy import torch
 from weightctl import DType, Graph, InferenceSession, QuantizationEncoding, TensorType, nn, ops
 
 if TYPE_CHECKING:

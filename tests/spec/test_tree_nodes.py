@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import weightctl
 from build import safetensors_of
+from lazy import torch
 from weightctl import (
     Checkpoint,
     DType,

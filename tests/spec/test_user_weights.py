@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file as torch_load
-from safetensors.torch import save_file as torch_save
 
+from lazy import load_file as torch_load
+from lazy import save_file as torch_save
+from lazy import torch
 from weightctl import (
     DeviceRef,
     DType,

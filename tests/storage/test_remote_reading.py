@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGUFWriter
 from safetensors.numpy import save_file
 
 from each import usual
+from lazy import torch
 from servers.base import Answer, Call, Close, IgnoreRange, OtherETag, Reset, Stall
 from tested_stores import BUCKET, put_files, serve, serve_s3, serve_web
 from weightctl import convert, gather, open_weights, shard

@@ -13,11 +13,15 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "_mock_name", "_pytest", "pytest")):
+            # pytest asks each global of a test module whether it is a test or a fixture.
+            raise AttributeError(name)
         return getattr(import_module(self._name), name)
 
 
 boto3: Any = LazyModule("boto3")
 peft: Any = LazyModule("peft")
+distributed_checkpoint: Any = LazyModule("torch.distributed.checkpoint")
 torch: Any = LazyModule("torch")
 transformers: Any = LazyModule("transformers")
 
@@ -28,7 +32,7 @@ def load_file(path: Any, **options: Any) -> Any:
     return load_file(path, **options)
 
 
-def save_file(tensors: Any, path: Any, *options: Any) -> None:
+def save_file(tensors: Any, path: Any, metadata: Any = None) -> None:
     from safetensors.torch import save_file
 
-    save_file(tensors, path, *options)
+    save_file(tensors, path, metadata)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+
+from lazy import torch, transformers
 
 # PLaMo 2 as a model of transformers, which lacks it: the definition, in torch.
 # The names are those of the checkpoints, as llama.cpp's converter reads them; the states are
 # computed position by position. Importing the module registers the type.
 
 
-class Plamo2Config(PreTrainedConfig):
+class Plamo2Config(transformers.PreTrainedConfig):
     model_type = "plamo2"
 
     hidden_size: int = 4096
@@ -173,7 +173,7 @@ class _Model(nn.Module):
         self.norm = _Norm(config, 1.0)
 
 
-class Plamo2ForCausalLM(PreTrainedModel):
+class Plamo2ForCausalLM(transformers.PreTrainedModel):
     config_class = Plamo2Config
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
@@ -196,8 +196,8 @@ class Plamo2ForCausalLM(PreTrainedModel):
         return CausalLMOutput(logits=self.lm_head(self.model.norm(x)))
 
 
-AutoConfig.register("plamo2", Plamo2Config)
-AutoModelForCausalLM.register(Plamo2Config, Plamo2ForCausalLM)
+transformers.AutoConfig.register("plamo2", Plamo2Config)
+transformers.AutoModelForCausalLM.register(Plamo2Config, Plamo2ForCausalLM)
 
 
 # RWKV-6 as a model of transformers, which lacks it: the definition position by position, in torch.
@@ -207,7 +207,7 @@ AutoModelForCausalLM.register(Plamo2Config, Plamo2ForCausalLM)
 TYPE = "rwkv6"
 
 
-class Rwkv6Config(PreTrainedConfig):
+class Rwkv6Config(transformers.PreTrainedConfig):
     model_type = TYPE
 
     hidden_size: int = 768
@@ -313,7 +313,7 @@ class _ModelRwkv6(nn.Module):
         self.ln_out = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
 
 
-class Rwkv6ForCausalLM(PreTrainedModel):
+class Rwkv6ForCausalLM(transformers.PreTrainedModel):
     config_class = Rwkv6Config
 
     def __init__(self, config: Rwkv6Config) -> None:
@@ -332,15 +332,15 @@ class Rwkv6ForCausalLM(PreTrainedModel):
         return CausalLMOutput(logits=self.head(self.rwkv.ln_out(x)))
 
 
-AutoConfig.register(TYPE, Rwkv6Config)
-AutoModelForCausalLM.register(Rwkv6Config, Rwkv6ForCausalLM)
+transformers.AutoConfig.register(TYPE, Rwkv6Config)
+transformers.AutoModelForCausalLM.register(Rwkv6Config, Rwkv6ForCausalLM)
 
 
 # RWKV-7 as a model of transformers, which lacks it: the definition position by position, in torch.
 # The names are those of flash-linear-attention. Importing the module registers the type.
 
 
-class Rwkv7Config(PreTrainedConfig):
+class Rwkv7Config(transformers.PreTrainedConfig):
     model_type = "rwkv7"
 
     hidden_size: int = 2048
@@ -456,7 +456,7 @@ class _ModelRwkv(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
 
-class Rwkv7ForCausalLM(PreTrainedModel):
+class Rwkv7ForCausalLM(transformers.PreTrainedModel):
     config_class = Rwkv7Config
 
     def __init__(self, config: Rwkv7Config) -> None:
@@ -475,8 +475,8 @@ class Rwkv7ForCausalLM(PreTrainedModel):
         return CausalLMOutput(logits=self.lm_head(self.model.norm(x)))
 
 
-AutoConfig.register("rwkv7", Rwkv7Config)
-AutoModelForCausalLM.register(Rwkv7Config, Rwkv7ForCausalLM)
+transformers.AutoConfig.register("rwkv7", Rwkv7Config)
+transformers.AutoModelForCausalLM.register(Rwkv7Config, Rwkv7ForCausalLM)
 
 
 # The types that transformers lacks and that the tests compute themselves, by definitions in torch.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Reference
-from transformers import AutoTokenizer
 
+from lazy import transformers
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import (
     Tokenizer,
@@ -93,7 +93,7 @@ def test_a_tokenizer_that_went_through_gguf_loads_and_works_as_before(tmp_path: 
     )
     source = saved(reference, tmp_path / "a", bos_token="<s>", eos_token="</s>")
     target = written(through_gguf(read(source)), tmp_path / "b")
-    before, after = (AutoTokenizer.from_pretrained(each) for each in (source, target))
+    before, after = (transformers.AutoTokenizer.from_pretrained(each) for each in (source, target))
     assert after.encode(TEXT) == before.encode(TEXT)
     assert after.encode(TEXT, "pair") == before.encode(TEXT, "pair")
     assert after.decode(after.encode(TEXT)) == before.decode(before.encode(TEXT))
@@ -246,7 +246,7 @@ def test_flags_of_a_gguf_are_honored_by_transformers(adds: bool, tmp_path: Path)
         metadata[key] = metadata[key]._replace(content=adds)
     changed = from_metadata(metadata, "model.gguf")
     assert changed is not None
-    loaded = AutoTokenizer.from_pretrained(written(changed, tmp_path / "b"))
+    loaded = transformers.AutoTokenizer.from_pretrained(written(changed, tmp_path / "b"))
     ids = loaded.encode("hell")
     assert (ids[0] == 261, ids[-1] == 262) == (adds, adds)
 
@@ -283,7 +283,7 @@ def test_several_chat_templates_come_through(tmp_path: Path) -> None:
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "rag.jinja").write_text("rag")
     target = written(through_gguf(read(source)), tmp_path / "b")
-    loaded = AutoTokenizer.from_pretrained(target)
+    loaded = transformers.AutoTokenizer.from_pretrained(target)
     assert loaded.chat_template == {"default": TEMPLATE, "rag": "rag"}
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Reference
-from transformers import PreTrainedTokenizerFast
 
+from lazy import transformers
 from sentencepiece_files import TEXTS, charsmap, field, model_of, number, pieces, read_fixture
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
@@ -50,17 +50,17 @@ def with_model(directory: Path, name: str, **changes: object) -> Path:
     return directory
 
 
-def back(tokenizer: Tokenizer, *, remembers: bool = True) -> PreTrainedTokenizerFast:
+def back(tokenizer: Tokenizer, *, remembers: bool = True) -> transformers.PreTrainedTokenizerFast:
     """Return the tokenizer after conversion to GGUF and back, as transformers loads it."""
     again = from_metadata(to_metadata(tokenizer), "model.gguf")
     assert again is not None
     if not remembers:  # like a GGUF of another tool
         again = replace(again, remainder=None)
     document = to_documents(again, "llama", {})["tokenizer.json"].decode()
-    return PreTrainedTokenizerFast(tokenizer_object=Reference.from_str(document))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=Reference.from_str(document))
 
 
-def ids(tokenizer: PreTrainedTokenizerFast | Reference) -> list[list[int]]:
+def ids(tokenizer: transformers.PreTrainedTokenizerFast | Reference) -> list[list[int]]:
     if isinstance(tokenizer, Reference):
         return [tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     return [tokenizer.encode(text, add_special_tokens=False) for text in TEXTS]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
-from transformers.tokenization_utils_base import generate_merges
 
+from lazy import transformers
 from sentencepiece_files import TEXTS, charsmap, field, model_file, number, piece
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.sentencepiece.normalizers import Charsmap
@@ -135,7 +135,7 @@ def keys(pair: tuple[str, str], scores: dict[str, float]) -> tuple[float, int, i
 @given(_SCORES)
 def test_merges_are_those_that_transformers_makes(scores: dict[str, float]) -> None:
     ids = {token: index for index, token in enumerate(scores)}
-    made = generate_merges(ids, scores)
+    made = transformers.tokenization_utils_base.generate_merges(ids, scores)
     # Pairs that are otherwise equal are in different orders, which does not change any joins.
     assert sorted(merges_from_scores(scores)) == sorted(made)
     assert [keys(pair, scores) for pair in merges_from_scores(scores)] == [

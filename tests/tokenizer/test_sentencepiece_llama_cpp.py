@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer as Reference
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer
 
 import family_tokenizers
+from lazy import transformers
 from llama_cpp import ask
 from vocabulary_files import vocabulary_only
 from weightctl.translate.tokenizer import from_directory, to_documents
@@ -49,7 +49,7 @@ def test_hugging_face_gguf_and_what_comes_back_agree(
     for name, content in to_documents(plain, model_type, {}).items():
         (back / name).write_bytes(content)
     (back / "config.json").write_text(json.dumps({"model_type": model_type}))
-    again = AutoTokenizer.from_pretrained(back)
+    again = transformers.AutoTokenizer.from_pretrained(back)
     name = "phi-3" if family == "phi3" else family  # llama.cpp uses the name
     ids = [original.encode(text) for text in TEXTS]
     reported = ask(

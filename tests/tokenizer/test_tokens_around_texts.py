@@ -7,9 +7,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import AutoTokenizer
 
 import family_tokenizers as families
+from lazy import transformers
 from vocabulary_files import ids_of
 from weightctl.translate.tokenizer import Tokenizer, from_directory
 
@@ -49,7 +49,9 @@ def read(directory: str) -> Tokenizer:
 @pytest.mark.parametrize("roles", ROLES)
 def test_llama_cpp_adds_the_tokens_that_transformers_adds(roles: str, tmp_path: Path) -> None:
     directory = saved(tmp_path, **ROLES[roles])
-    expected = [AutoTokenizer.from_pretrained(directory)(text)["input_ids"] for text in TEXTS]
+    expected = [
+        transformers.AutoTokenizer.from_pretrained(directory)(text)["input_ids"] for text in TEXTS
+    ]
     found = read(directory)
     assert ids_of(found, TEXTS, tmp_path / "v.gguf", special=True) == expected
     assert not [note for note in found.notes if "post_processor" in note]

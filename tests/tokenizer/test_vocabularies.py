@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tokenizers import Tokenizer as Reference
-from transformers import AutoTokenizer
 
+from lazy import transformers
 from real_files import fetch
 from weightctl import open_weights
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
@@ -98,7 +98,9 @@ def test_a_vocabulary_comes_back_from_hugging_face_as_it_was(name: str, tmp_path
 def test_transformers_and_llama_cpp_agree_on_a_text_both_ways(
     smollm2: Path, tmp_path: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(written(read(smollm2), "llama", tmp_path))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        written(read(smollm2), "llama", tmp_path)
+    )
     question, answer = tmp_path / "question", tmp_path / "answer"
     question.write_text(json.dumps(TEXT))
     done = subprocess.run(
@@ -119,6 +121,6 @@ def test_qwens_own_class_cuts_text_as_tokenizer_json_says(tmp_path: Path) -> Non
     path = fetch("vocabularies") / "ggml-vocab-qwen2.gguf"
     written(read(path), "qwen2", tmp_path)
     ours = Reference.from_file(str(tmp_path / "tokenizer.json"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.encode(TEXT) == ours.encode(TEXT).ids
     assert len(tokenizer) == 151646  # the padding of the embedding is removed

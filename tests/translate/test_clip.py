@@ -6,11 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 from clip_models import Clip, make_clip
+from lazy import load_file, save_file, torch, transformers
 from weightctl import convert
 from weightctl.errors import ArchitectureError
 

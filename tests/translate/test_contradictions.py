@@ -6,10 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 import small_models
+from lazy import load_file, save_file, torch
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
 from weightctl.families import recognize

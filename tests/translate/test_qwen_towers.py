@@ -8,9 +8,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING
 
+from lazy import load_file, save_file, transformers
 from multimodal import make_multimodal
 from once import once, shared
 from weightctl import convert, open_weights
@@ -163,7 +162,7 @@ def test_a_vision_config_that_says_nothing_is_that_of_transformers_by_default(na
     for kind in TOWERS[name].model_types:
         if "qwen" not in kind:
             continue
-        stated = json.loads(json.dumps(CONFIG_MAPPING[kind]().to_dict()))
+        stated = json.loads(json.dumps(transformers.CONFIG_MAPPING[kind]().to_dict()))
         ours, theirs = (
             from_hugging_face(family, {"model_type": kind, **each, **beside}, "here").fields
             for each in ({}, stated)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from safetensors.torch import load_file, save_file
 
+from lazy import load_file, save_file
 from multimodal import make_multimodal
 from once import once, shared
 from weightctl import convert, open_weights

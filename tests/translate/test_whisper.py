@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tokenizers
-import torch
-import transformers
-from safetensors.torch import load_file, save_file
 
 from copying import contents
+from lazy import load_file, save_file, torch, transformers
 from libwhisper import compute_logits, is_installed
 from once import once, shared
 from weightctl import convert, open_weights

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
+from lazy import save_file, torch
 from weightctl import open_weights
 from weightctl.errors import WeightctlError
 from weightctl.values import parse_selection, read_selection, selection

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from arrays import weights_of
 from build import Gguf, Tensor, safetensors_of
+from lazy import torch
 from llama_cpp import ggml_quantize
 from weightctl import (
     Checkpoint,

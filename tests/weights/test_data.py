@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import Gguf, Tensor, safetensors_of
+from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, open_weights
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.dtype import ENCODINGS, unknown_encoding

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
+from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, WeightData
 from weightctl.codecs.scalar import numpy_dtype
 from weightctl.errors import EncodingError

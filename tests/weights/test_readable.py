@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from build import F32, Gguf, Tensor, entry, safetensors, safetensors_of
+from lazy import torch
 from weightctl.cli import app
 from weightctl.errors import EncodingError, WeightctlError
 from weightctl.formats.open.opening import open_weights

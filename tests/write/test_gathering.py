@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from each import usual
+from lazy import torch
 from sharded_files import (
     bytes_for,
     contents_of,

@@ -7,9 +7,9 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from copying import contents, copied
+from lazy import torch
 from weightctl import open_weights
 
 if TYPE_CHECKING:

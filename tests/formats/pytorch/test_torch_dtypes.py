@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from torch_checkpoints import FORMS, assert_same, contents_of, saved
 
+from lazy import torch
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 

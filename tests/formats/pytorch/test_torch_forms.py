@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 from torch_checkpoints import FORMS, PROTOCOLS, assert_same, saved, state
 
+from lazy import torch
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
+from lazy import torch
 from weightctl import open_weights
 from weightctl.errors import ConversionError
 from weightctl.formats.base import LEVELS_KEY

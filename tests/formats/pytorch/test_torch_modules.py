@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from torch import fx, nn
 from torch_checkpoints import FORMS, assert_same, here, look, saved
+
+from lazy import torch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 from audited import forget_peak, opened, peak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from each import few_or_many
+from lazy import torch
 from payloads import (
     Entry,
     bytewise,

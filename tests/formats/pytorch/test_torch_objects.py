@@ -16,9 +16,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
-import torch
 from torch_checkpoints import FORMS, assert_same, here, look, saved
 
+from lazy import torch
 from weightctl import open_weights
 
 if TYPE_CHECKING:

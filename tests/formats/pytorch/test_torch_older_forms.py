@@ -10,11 +10,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from torch import nn
 from torch_checkpoints import PROTOCOLS, assert_same, saved
 from typer.testing import CliRunner
 
+from lazy import torch
 from payloads import Entry, data, integer, many, mapping, named, storage, text, torch_zip, whole
 from payloads import tensor as tensor_over
 from weightctl import open_weights

@@ -6,10 +6,9 @@ import warnings
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from torch_checkpoints import assert_same, contents_of
 
+from lazy import load_file, torch
 from real_files import fetch
 from weightctl import open_weights
 

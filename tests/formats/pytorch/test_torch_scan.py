@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from build import Gguf, safetensors_of
+from lazy import torch
 from payloads import Entry, call, stream, whole, zip_of
 from weightctl.cli.scanned import ScanChoices, scan_paths
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 import payloads
+from lazy import torch
 from payloads import (
     CONTAINERS,
     NOTHING,

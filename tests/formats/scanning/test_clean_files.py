@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 
 from build import Gguf, safetensors_of
+from lazy import torch
 from payloads import NOTHING, stream
 from weightctl.formats.scanning import scan_file, unread
 from weightctl.storage.files import open_reader
