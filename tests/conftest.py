@@ -36,6 +36,7 @@ pytest_plugins = [
     "each",
     "full_disks",
     "hub_fixtures",
+    "ready_children",
 ]
 
 # Examples are derived from the code of a test: a commit passes on every machine or fails on every

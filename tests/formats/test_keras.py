@@ -82,6 +82,7 @@ def test_files_of_keras_have_the_names_of_layers_and_the_values_of_h5py(name: st
     assert json.loads(tree.header.metadata["model_config"].content)["class_name"] == "Functional"
 
 
+@pytest.mark.usefixtures("own_children")
 def test_whole_tensors_are_ranges_of_the_archive(tmp_path: Path) -> None:
     path = FIXTURES / "model.keras"
     tree = open_weights(path)
@@ -286,6 +287,7 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
             open_weights(tmp_path / "w.h5")
 
 
+@pytest.mark.usefixtures("own_children")
 def test_the_end_of_the_process_of_h5py_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,24 +185,43 @@ def without_times(text: str) -> str:
 def run(command: str, folder: Path) -> tuple[str, int]:
     """Run a command as a reader does, with a pipe for its output; return output and exit code.
 
-    A line with `weightctl` alone, or in front of a pipe, runs in this process; others in a shell.
+    `weightctl` alone, or in front of a pipe, runs in this process; other programs in a shell.
     """
-    ours, _, rest = command.partition(" | ")
-    if (words := _split_plain(ours)) is None:
-        return _run_in_shell(command, folder)
+    shown, code = "", 0
+    for operator, part in _split_steps(command):
+        if (operator, bool(code)) not in {("&&", True), ("||", False)}:
+            output, code = _run_step(part, folder, code)
+            shown += output
+    return shown.replace(f"{folder}/", _HOME), code
+
+
+def _split_steps(command: str) -> list[tuple[str, str]]:
+    """Return the parts of a line between `;`, `&&` and `||`, each with the operator before it."""
+    parts = re.split(r"""((?:"[^"]*"|'[^']*'|[^"';&|]|(?<!\|)\|(?!\|))+)""", command)
+    return [
+        (operator.strip(), part.strip())
+        for operator, part in zip(parts[::2], parts[1::2], strict=False)
+    ]
+
+
+def _run_step(command: str, folder: Path, last: int) -> tuple[str, int]:
+    words, rest = _split_plain(command), ""
+    if words is None:
+        ours, _, rest = command.partition(" | ")
+        words = _split_plain(ours)
+    if words is None:
+        return _run_in_shell(f"(exit {last}); {command}", folder)
     done = run_command(*words, cwd=folder, is_merged=not rest)
-    output, code = done.stdout, done.returncode
-    if rest:
-        shown, after = _run_in_shell(rest, folder, done.stdout)
-        output, code = done.stderr.replace(f"{folder}/", _HOME) + shown, after or code
-    return output.replace(f"{folder}/", _HOME), code
+    if not rest:
+        return done.stdout, done.returncode
+    shown, code = _run_in_shell(rest, folder, done.stdout)
+    return done.stderr + shown, code or done.returncode
 
 
 def _split_plain(command: str) -> list[str] | None:
     """Return the arguments of `weightctl`; None for another program or a shell's own characters."""
-    words = list(shlex.shlex(command, punctuation_chars=True))
-    unquoted = "".join(word for word in words if word[0] not in "'\"")
-    if words[0] != "weightctl" or re.search(r"[<>;&|$`*?~{}()\\#\[]", unquoted):
+    unquoted = re.sub(r"""'[^']*'|"[^"]*\"""", "", command)
+    if not command.startswith("weightctl ") or re.search(r"['\"<>;&|$`*?~{}()\\#\[]", unquoted):
         return None
     return shlex.split(command)[1:]
 
@@ -220,7 +239,7 @@ def _run_in_shell(command: str, folder: Path, given: str | None = None) -> tuple
         # In another language of the system, `ls` would sort names differently.
         env=os.environ | _SURROUNDINGS | {"PATH": path, "LC_ALL": "C.UTF-8"},
     )
-    return done.stdout.replace(f"{folder}/", _HOME), done.returncode
+    return done.stdout, done.returncode
 
 
 def play(text: str, folder: Path, *, keep_times: bool = True) -> Played:

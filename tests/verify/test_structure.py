@@ -203,6 +203,7 @@ def header_of(path: Path) -> Header:
     return open_weights(path).header
 
 
+@pytest.mark.usefixtures("own_children")
 def test_a_reader_that_sees_what_we_see_says_nothing(small: Path) -> None:
     assert ask_reader(header_of(small)) == ("safetensors", (), "")
 
@@ -268,12 +269,14 @@ def test_what_a_reader_says_in_many_lines_is_one(small: Path) -> None:
     assert "\n" not in f"{found.reason}{found.problems[0].text}"
 
 
+@pytest.mark.usefixtures("own_children")
 def test_a_reader_that_takes_too_long_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), seconds=0.001)
     assert (found.problems, found.reason) == ((), "did not answer within 0.001 seconds")
     assert found.notes == [f"`safetensors.safe_open` did not read the files: {found.reason}"]
 
 
+@pytest.mark.usefixtures("own_children")
 def test_a_reader_that_does_not_start_is_reported_and_no_problem(small: Path) -> None:
     found = ask_reader(header_of(small), memory=1 << 20)
     assert (found.problems, found.reason.startswith("cannot be started: ")) == ((), True)
@@ -288,6 +291,7 @@ def test_what_a_reader_may_take_of_memory_is_bounded() -> None:
     assert run.stderr.endswith("MemoryError\n")
 
 
+@pytest.mark.usefixtures("own_children")
 def test_an_old_gguf_that_a_reader_does_not_know_is_reported_and_no_problem(tmp_path: Path) -> None:
     path = tmp_path / "old.gguf"
     path.write_bytes(build.Gguf(1).file([build.Tensor("a", (8,), build.F32, bytes(32))]))
@@ -310,6 +314,7 @@ def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -
     assert run.stdout.strip() == "Answer(reader='safetensors', problems=(), reason='')"
 
 
+@pytest.mark.usefixtures("own_children")
 def test_torch_sees_what_we_see_in_checkpoints_of_either_form(tmp_path: Path) -> None:
     nested = OrderedDict(model={"w": torch.zeros(2, 3)}, steps=[torch.zeros(4).bfloat16()], n=1)
     torch.save(nested, tmp_path / "model-00001-of-00002.bin")

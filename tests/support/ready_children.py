@@ -1,0 +1,187 @@
+"""Children that read untrusted files, forked from a process that has imported their libraries.
+
+The start of Python and the imports of a reader take most of the time of a small check. Tests of
+the children themselves start real ones, with the fixture `own_children`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+import warnings
+from contextlib import ExitStack, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from weightctl.formats.keras import apart
+from weightctl.system.children import start_python
+from weightctl.verify.checks.structure import readers
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Self
+
+# The modules that start such children.
+STARTERS = (readers, apart)
+# What the children import, except for torch, which is imported for the first that needs it.
+PRELOADED = ("safetensors", "numpy", "gguf", "h5py")
+KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
+_MOST = 1 << 16
+
+
+class ReadyChild:
+    """A child that was forked; it has what callers use of a process of `subprocess`."""
+
+    def __init__(
+        self, server: socket.socket, words: tuple[str, ...], stdin: int, stdout: int | IO[bytes]
+    ) -> None:
+        self.returncode: int | None = None
+        self.stdin = self.stdout = None
+        nothing = os.open(os.devnull, os.O_RDWR)
+        theirs = [nothing, nothing, nothing]
+        if stdin == subprocess.PIPE:
+            theirs[0], ours = os.pipe()
+            self.stdin = os.fdopen(ours, "wb")
+        if stdout == subprocess.PIPE:
+            ours, theirs[1] = os.pipe()
+            self.stdout = os.fdopen(ours, "rb")
+        elif not isinstance(stdout, int):
+            theirs[1] = os.dup(stdout.fileno())
+        ours, answer = os.pipe()
+        self._answers = os.fdopen(ours)
+        request = json.dumps({"words": words, "folder": os.getcwd(), "path": sys.path})
+        socket.send_fds(server, [request.encode()], [*theirs, answer])
+        for number in {*theirs, answer}:
+            os.close(number)
+        self.pid = int(self._answers.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self.stdin, self.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a child", timeout or 0)
+            self.returncode = int(self._answers.readline())
+            self._answers.close()
+        return self.returncode
+
+
+def serve(server: socket.socket) -> None:
+    """Fork a child for each request, and answer with its number and its exit code."""
+    for name in PRELOADED:
+        if find_spec(name):
+            import_module(name)
+    while True:
+        raw, streams, _, _ = socket.recv_fds(server, _MOST, 4)
+        if not raw:
+            return
+        request = json.loads(raw)
+        if "torch" in request["words"]:
+            import_module("torch")
+        gc.freeze()
+        child = os.fork()
+        if not child:
+            server.close()
+            _become(request, streams)
+        with open(streams[3], "w") as answer:
+            print(child, file=answer, flush=True)
+            for number in streams[:3]:
+                os.close(number)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answer)
+
+
+def _become(request: dict[str, Any], streams: list[int]) -> None:
+    """Do what Python does with these words, and end this process."""
+    code = 1
+    try:
+        for number, stream in enumerate(streams[:3]):
+            os.dup2(stream, number)
+        for stream in streams:
+            os.close(stream)
+        os.chdir(request["folder"])
+        sys.path[:] = request["path"]
+        words = request["words"]
+        if words[0] == "-W":
+            warnings.simplefilter(words[1])
+            words = words[2:]
+        if words[0] == "-c":
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            sys.argv[:] = words
+            runpy.run_path(words[0], run_name="__main__")
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(code)
+
+
+class ReadyChildren:
+    """Starts the process at the first child, since few runs of single tests need one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._server: socket.socket
+
+    def start(self, *words: str, stdin: int, stdout: int | IO[bytes], **_: Any) -> ReadyChild:
+        if self._process is None:
+            self._server, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with other:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", __file__, str(other.fileno())],
+                    pass_fds=[other.fileno()],
+                    env={name: os.environ[name] for name in KEPT if name in os.environ}
+                    | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+                )
+        return ReadyChild(self._server, words, stdin, stdout)
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._server.close()
+            self._process.wait()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ready_children() -> Generator[None, None, None]:
+    children = ReadyChildren()
+    with ExitStack() as patched:
+        for module in STARTERS:
+            patched.enter_context(patch.object(module, "start_python", children.start))
+        yield
+    children.end()
+
+
+@pytest.fixture
+def own_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each child with an interpreter of its own, as outside of tests."""
+    for module in STARTERS:
+        monkeypatch.setattr(module, "start_python", start_python)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
