@@ -22,6 +22,7 @@ from structure import (
     list_loaded,
     list_shared_class_names,
     parse_modules,
+    walk,
 )
 from weightctl.cli import COMMANDS
 from weightctl.dtype import ENCODINGS
@@ -119,7 +120,7 @@ def list_trees() -> dict[Path, ast.Module]:
 @cache
 def read_facts(module: Path) -> Facts:
     defined, variables = {module.stem}, set[str]()
-    nodes = list(ast.walk(list_trees()[module]))
+    nodes = walk(list_trees()[module])
     for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):

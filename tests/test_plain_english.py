@@ -19,6 +19,7 @@ if __name__ == "__main__":  # pytest has this folder in its path
     sys.path.append(str(Path(__file__).parent / "support"))
 
 from commands import run_command
+from structure import list_statements, name_module, parse_modules, walk
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
@@ -90,8 +91,10 @@ PATTERNS = {
     r"\b(?:centre|centred|metre|grey|fulfil|artefact|judgement)s?\b": "center, gray, fulfill",
     r"\brotations? (?:are|is|that are) stretched\b|\bstretched\b": "RoPE scaling",
 }
+# Each pattern begins where a word does, so that no other places are tried.
 _OLD = re.compile(
-    "|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS)), re.IGNORECASE
+    r"\b(?=\w)(?:" + "|".join(f"(?P<p{n}>{pattern})" for n, pattern in enumerate(PATTERNS)) + ")",
+    re.IGNORECASE,
 )
 _ADVICE = list(PATTERNS.values())
 
@@ -170,28 +173,21 @@ def paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the string literals of a module, and the docstrings of its public objects."""
-    tree = ast.parse(path.read_text())
+    _, tree = parse_modules(PACKAGE)[name_module(PACKAGE, path)]
     private = {id(each) for each in _private_docstrings(tree)}
-    within = {
-        id(part)
-        for each in ast.walk(tree)
-        if isinstance(each, ast.JoinedStr)
-        for part in each.values
-    }
-    for each in ast.walk(tree):
+    nodes = walk(tree)
+    within = {id(part) for each in nodes if isinstance(each, ast.JoinedStr) for part in each.values}
+    for each in nodes:
         if isinstance(each, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in each.values)
             yield each.lineno, "".join(map(str, parts))
-        elif (
-            isinstance(each, ast.Constant)
-            and isinstance(each.value, str)
-            and id(each) not in private | within
-        ):
-            yield each.lineno, each.value
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            hidden = id(each) in private or id(each) in within
+            yield from () if hidden else ((each.lineno, each.value),)
 
 
 def _private_docstrings(tree: ast.AST, *, is_private: bool = False) -> Iterator[ast.Constant]:
-    for each in ast.iter_child_nodes(tree):
+    for each in list_statements(tree):
         hidden = is_private
         if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             hidden = is_private or each.name.startswith("_")
