@@ -88,6 +88,15 @@ def journal_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weightctl.write.journal.BEGIN_AFTER", 0.0)
 
 
+@pytest.fixture
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run models on the first sentences of the built-in texts, where the numbers do not matter."""
+    from weightctl.verify.run import prompt
+
+    monkeypatch.setattr(prompt, "TEXT", prompt.TEXT[:200])
+    monkeypatch.setattr("weightctl.budget.texts._BUILT_IN_TOKENS", 32)
+
+
 @pytest.fixture(scope="module")
 def scratch() -> Generator[Path, None, None]:
     """A directory in memory if possible, so that hundreds of runs do not wait for a disk."""

@@ -197,6 +197,7 @@ def help_of(name: str, columns: int = 80) -> str:
     return done.stdout
 
 
+@pytest.mark.usefixtures("short_texts")
 @pytest.mark.parametrize("name", BEFORE)
 def test_the_examples_of_each_help_page_work_one_after_the_other(name: str, tmp_path: Path) -> None:
     make_example_files(tmp_path, BEFORE[name])

@@ -180,6 +180,7 @@ def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> Non
             assert "description" in property_schema | found.get("$defs", {}).get(reference, {})
 
 
+@pytest.mark.usefixtures("short_texts")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_command_prints_is_as_its_schema_says(name: str, folder: Path) -> None:
     validator = Draft202012Validator(schema(name))
