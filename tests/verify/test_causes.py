@@ -213,7 +213,7 @@ CASES: list[tuple[str, Callable[[Files], tuple[str, ...]], str, str]] = [
 ]  # fmt: skip
 
 
-@each("form", ["directory", "gguf"])
+@each("form", ["directory", "gguf"], in_turn=True)
 @each("name, hurt, cause, text", CASES)
 def test_a_mistake(
     name: str,
@@ -259,7 +259,7 @@ def assert_caused(report: Report, where: tuple[str, ...], mistake: Mistake) -> N
 SIDES = [("", ""), ("f32", ""), ("bf16", "Q4_K"), ("", "Q8_0")]
 
 
-@each("name", MISTAKES)
+@each("name", MISTAKES, in_turn=True)
 @each("kind, reference", SIDES)
 def test_a_mistake_in_a_convention(
     name: str, kind: str, reference: str, healthy: Models, tmp_path: Path
@@ -286,7 +286,7 @@ def test_a_mistake_that_was_quantized(
 READ_AS = [("bf16", np.float16), ("f16", ml_dtypes.bfloat16)]
 
 
-@each("kind, stored", READ_AS)
+@each("kind, stored", READ_AS, in_turn=True)
 @each("is_widened", [False, True])
 @each("reference", ["bf16", "Q8_0", "Q4_K"])
 def test_bits_of_another_dtype(
@@ -778,7 +778,7 @@ def cause_of_rows(problem: Problem) -> tuple[str, str]:
     return ("", "") if problem.cause is None else (problem.cause.name, problem.cause.text)
 
 
-@each("kind", ["F32", "BF16", "Q8_0", "Q4_K", "Q3_K", "Q2_K"])
+@each("kind", ["F32", "BF16", "Q8_0", "Q4_K", "Q3_K", "Q2_K"], in_turn=True)
 @each(
     "places, message",
     [

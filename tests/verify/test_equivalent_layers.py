@@ -71,7 +71,7 @@ def all_units(prefix: str, files: Files, layer: int) -> None:
         files.put(module, rows.T if is_turned else rows)
 
 
-@each("form", ["directory", "gguf"])
+@each("form", ["directory", "gguf"], in_turn=True)
 @each("permute, text", [(units_permuted, UNITS), (heads_permuted, HEADS)])
 def test_of_a_llama(
     permute: Callable[..., Any], text: str, form: str, healthy: Models, tmp_path: Path
@@ -82,7 +82,7 @@ def test_of_a_llama(
     assert_noted(path, healthy(MODEL), text)
 
 
-@each("kind", ["Q8_0", "Q4_K"])
+@each("kind", ["Q8_0", "Q4_K"], in_turn=True)
 @each("permute", [units_permuted, heads_permuted])
 def test_of_a_quantized_model(
     permute: Callable[..., Any], kind: str, healthy: Models, tmp_path: Path
@@ -249,7 +249,7 @@ def experts_in_another_order(files: Files) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), cases({"llama": ("gguf", "directory"), "mistral": ("gguf",), "mixtral": ()})
+    ("name", "form"), cases({"llama": ("gguf", "directory"), "mistral": (), "mixtral": ()})
 )
 def test_the_permutation_of_rotated_rows(
     name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
@@ -269,9 +269,7 @@ def test_the_transposing_of_matrices(
     assert_named(report_on(injected.path, made_of), injected)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"), cases({"gemma2": ("gguf", "directory"), "gemma3": ("gguf",)})
-)
+@pytest.mark.parametrize(("name", "form"), cases({"gemma2": ("directory",), "gemma3": ("gguf",)}))
 def test_the_one_of_norms(
     name: str, form: str, sides: Callable[[str, str], tuple[Path, Path, Path]]
 ) -> None:
@@ -355,7 +353,7 @@ def test_it_is_reported_for_the_reference_where_that_was_quantized(tmp_path: Pat
     assert problem.cause.text.startswith("the values of the reference look dequantized")
 
 
-@each("size", [0.001, 0.02, 0.07, 0.3])
+@each("size", [0.001, 0.02, 0.07, 0.3], in_turn=True)
 @each("kept", ["F32", "BF16"])
 def test_noise_of_any_size_is_not_taken_for_an_encoding(
     tmp_path: Path, size: float, kept: str
@@ -376,7 +374,7 @@ CONVERTED = [(model, kind) for model in SMALL for kind in ("Q4_K", "Q8_0", "Q4_0
 
 @pytest.mark.parametrize(
     ("model", "kind"),
-    usual([("tiny-llama", "Q4_K"), ("gpt2", "Q8_0"), ("bert", "Q4_0")], CONVERTED),
+    usual([("tiny-llama", "Q4_K"), ("bert", "Q4_0")], CONVERTED),
 )
 def test_a_model_converted_back_has_one_cause(model: str, kind: str, healthy: Models) -> None:
     report = report_on(healthy.directory(model, kind), healthy(model), ["values", "forward"])
@@ -387,7 +385,7 @@ def test_a_model_converted_back_has_one_cause(model: str, kind: str, healthy: Mo
     assert (values.check, forward.check, forward.cause) == ("values", "forward", values.cause)
 
 
-@pytest.mark.parametrize("name", usual(["mixtral", "gemma3", "gpt2", "bert"], families.FAMILIES))
+@pytest.mark.parametrize("name", usual(["gemma2", "bert"], families.FAMILIES))
 def test_no_family_that_was_changed_otherwise_is_told_so(
     name: str, family: Callable[[str], families.Made], tmp_path: Path
 ) -> None:

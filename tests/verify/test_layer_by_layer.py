@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.verify.results import Report
 
-
 FAMILIES = (
     "llama", "gpt2", "bert", "qwen2", "qwen3", "phi3", "mixtral", "qwen3moe", "gemma2", "gemma3",
 )  # fmt: skip

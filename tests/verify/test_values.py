@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from weightctl.verify import Result
     from weightctl.verify.compare.pairing import Pairing
 
-
 RANDOM = np.random.default_rng(8)
 MATRIX = RANDOM.normal(0, 0.02, (64, 128)).astype(np.float32)
 
