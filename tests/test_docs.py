@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,9 +178,9 @@ def main() -> None:
     keep_times = "--times" not in sys.argv
     chosen = [each for each in sys.argv[1:] if each != "--times"]
     names = [name for name in PAGES if any(each in name for each in chosen or [name])]
-    # Programs that run at the same time would slow each other down.
-    with ThreadPoolExecutor(os.cpu_count() if keep_times else 1) as threads:
-        for line in threads.map(partial(write_again, keep_times=keep_times), names):
+    # Commands run in this process, and programs at the same time would slow each other down.
+    with ProcessPoolExecutor(os.cpu_count() if keep_times else 1) as processes:
+        for line in processes.map(partial(write_again, keep_times=keep_times), names):
             print(line, flush=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import pickle
 import re
 import zipfile
@@ -19,6 +21,7 @@ from commands import run_command as weightctl
 from conftest import ROOT
 from lazy import torch
 from payloads import call, stream, text, whole
+from weightctl.cli import scanned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +55,9 @@ def test_what_is_outside_the_list_is_exit_1(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     found, summary = done.stdout.splitlines()
     assert found.startswith(f"{tmp_path / 'a.bin'}: os.system  dangerous  (byte ")
-    assert re.fullmatch(r"1 file, \d+ pickles?: 1 dangerous, 0 unknown, \d+ known", summary)
+    assert re.fullmatch(
+        r"1 file, \d+ pickles?, no other code: 1 dangerous, 0 unknown, \d+ known", summary
+    )
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -69,7 +74,7 @@ def test_what_torch_writes_of_tensors_is_all_known(tmp_path: Path, *, legacy: bo
 def test_every_file_of_a_directory_is_scanned(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text("{}")
-    assert weightctl("ls", "--scan", tmp_path).stdout == "2 files, no pickles\n"
+    assert weightctl("ls", "--scan", tmp_path).stdout == "2 files, no pickles, no other code\n"
     (tmp_path / "training_args.bin").write_bytes(EVIL["in a zip"])
     done = weightctl("ls", "--scan", tmp_path, "--json")
     assert done.returncode == 1
@@ -118,7 +123,7 @@ def test_each_global_has_a_severity(tmp_path: Path) -> None:
         f"{path}: builtins.eval  dangerous",
         f"{path}: a.B  unknown",
         f"{path}: collections.OrderedDict  known",
-        "1 file, 1 pickle: 1 dangerous, 1 unknown, 1 known",
+        "1 file, 1 pickle, no other code: 1 dangerous, 1 unknown, 1 known",
     ]
 
 
@@ -153,13 +158,15 @@ def test_one_summary_ends_the_scan_of_several_paths(tmp_path: Path) -> None:
     for name, content in {"a": ATTACK, "b": ATTACK, "c": HARMLESS}.items():
         (tmp_path / f"{name}.pkl").write_bytes(content)
     done = weightctl("ls", "--scan", "a.pkl", "b.pkl", "c.pkl", cwd=tmp_path)
-    assert done.stdout.splitlines()[2:] == ["3 files, 3 pickles: 2 dangerous, 0 unknown, 1 known"]
+    assert done.stdout.splitlines()[2:] == [
+        "3 files, 3 pickles, no other code: 2 dangerous, 0 unknown, 1 known"
+    ]
 
 
 def test_a_compressed_npz_without_pickles_is_clean(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", a=np.arange(100_000.0), b=np.array(["x"]))
     done = weightctl("ls", "--scan", tmp_path / "a.npz")
-    assert (done.returncode, done.stdout) == (0, "1 file, no pickles\n")
+    assert (done.returncode, done.stdout) == (0, "1 file, no pickles, no other code\n")
 
 
 @pytest.mark.parametrize("kind", ["alone", "in a stream", "in a zip"])
@@ -404,3 +411,71 @@ def test_a_report_that_would_do_harm_is_refused(
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert (folder / "evil.pkl").read_bytes() == ATTACK
+
+
+# What is left out is reported, and a fault in one file does not end the scan of the others.
+
+
+def test_a_link_to_a_directory_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.pkl").write_bytes(ATTACK)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "inner").symlink_to(tmp_path / "elsewhere")
+    done = weightctl("ls", "--scan", "model", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == (
+        "model/inner: cannot be judged: a symbolic link to a directory; its files were not scanned"
+        "  unread  (byte 0)"
+    )
+
+
+def test_a_directory_that_cannot_be_read_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model" / "inner").mkdir(parents=True)
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if os.path.basename(path) == "inner":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = weightctl("ls", "--scan", "model", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "model/inner: cannot be judged: a directory that cannot be read: " in done.stdout
+
+
+def test_a_file_with_a_temporary_name_is_scanned(tmp_path: Path) -> None:
+    (tmp_path / "a.weightctl-00000000.partial").write_bytes(ATTACK)
+    assert "dangerous" in weightctl("ls", "--scan", tmp_path).stdout
+
+
+def test_a_zip_with_an_empty_directory_is_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "empty.pt", "w"):
+        pass
+    done = weightctl("ls", "--scan", tmp_path / "empty.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+    for command in ("ls", "stat", "check", "verify"):
+        done = weightctl(command, tmp_path / "empty.pt")
+        assert done.returncode in {1, 2}
+        assert "Traceback" not in done.stderr
+
+
+def test_a_fault_in_one_file_does_not_end_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.pkl").write_bytes(b"")
+    (tmp_path / "b.pkl").write_bytes(ATTACK)
+    scan = scanned.scan_file
+
+    def fail(file: Any) -> Any:
+        if file.path.endswith("a.pkl"):
+            raise ZeroDivisionError("division by zero")
+        return scan(file)
+
+    monkeypatch.setattr(scanned, "scan_file", fail)
+    done = weightctl("ls", "--scan", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a fault of weightctl, which should be reported (ZeroDivisionError: " in done.stdout
+    assert "dangerous" in done.stdout

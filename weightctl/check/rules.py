@@ -163,6 +163,20 @@ RULES: dict[str, Rule] = {
         "chat_template.jinja and tokenizer_config.json have the same template",
         "transformers uses chat_template.jinja, and other programs may use the other one",
     ),
+    "code-harmful": Rule(
+        f"{_HERE}.code:find_harmful_code",
+        _ERROR,
+        "no file has or names code that is recognized as harmful",
+        "programs that load the model run it; `weightctl ls --scan` looks at all files, and at "
+        "pickles",
+    ),
+    "code-other": Rule(
+        f"{_HERE}.code:find_other_code",
+        _WARNING,
+        "no file has or names other code",
+        "some programs import or run it, such as transformers with `trust_remote_code`; weightctl "
+        "does not judge it",
+    ),
     "card-front-matter": Rule(
         f"{_HERE}.card:find_wrong_front_matter",
         _WARNING,

@@ -1,4 +1,4 @@
-"""Findings of a scan: the globals that pickles name, and their severity."""
+"""Findings of a scan: the globals that pickles name, other code, and their severity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weightctl.formats.scanning import Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.formats.scanning import AllowList, Scanned
+    from weightctl.formats.scanning import AllowList, FoundCode, Scanned
 
 __all__ = ["ScanFinding", "ScannedFile"]
 
@@ -17,10 +17,10 @@ _ORDER = [*Severity]
 
 
 class ScanFinding(NamedTuple):
-    """A global that a file names, or the reason why a part of the file cannot be judged.
+    """A global that a file names, other code, or why a part of the file cannot be judged.
 
     `severity` is None if the part cannot be judged; `text` is then the reason, and otherwise the
-    global's name. `offset` is counted as in `Scanned`.
+    global's name or what the code is. `offset` is counted as in `Scanned`.
     """
 
     path: str
@@ -28,17 +28,20 @@ class ScanFinding(NamedTuple):
     severity: Severity | None
     offset: int
     member: str
+    is_code: bool = False
 
 
 class ScannedFile:
-    """A file and its pickles; globals that `allowed` selects count as known."""
+    """A file with its pickles and other code; what `allowed` selects counts as known."""
 
-    def __init__(self, path: str, pickles: Sequence[Scanned], allowed: AllowList) -> None:
+    def __init__(self, path: str, scanned: Sequence[Scanned], allowed: AllowList) -> None:
         self.path = path
-        self.pickles = pickles
+        self.pickles = [each for each in scanned if each.code is None]
+        self.code = [each for each in scanned if each.code is not None]
         self._allowed = allowed.select(
-            [each.path for pickle in pickles for each in pickle.names.named]
+            [each.path for pickle in self.pickles for each in pickle.names.named]
         )
+        self._allowed_code = allowed.select_code(each.code for each in self.code if each.code)
         # A global counts once, with its highest severity.
         named: dict[str, ScanFinding] = {}
         for each in sorted(self._named(), key=_rank):
@@ -59,11 +62,21 @@ class ScannedFile:
         """Return the severity of a global that a pickle of this file names."""
         return Severity.KNOWN if name in self._allowed else pickle.severity(name)
 
+    def code_severity(self, code: FoundCode) -> Severity:
+        """Return the severity of code of this file."""
+        return Severity.KNOWN if code in self._allowed_code else code.severity
+
     def _named(self) -> Iterator[ScanFinding]:
         for pickle in self.pickles:
             for each in pickle.names.named:
                 severity = self.severity(pickle, each.path)
                 yield ScanFinding(self.path, each.path, severity, each.offset, pickle.member)
+        for scanned in self.code:
+            if code := scanned.code:
+                severity = self.code_severity(code)
+                yield ScanFinding(
+                    self.path, code.label, severity, code.offset, scanned.member, is_code=True
+                )
 
     def _unread(self) -> Iterator[ScanFinding]:
         for pickle in self.pickles:

@@ -76,8 +76,8 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
         [
             exit_codes(
                 "every checkpoint was listed; with --scan, there were no findings",
-                "--scan found dangerous or unknown globals, or data that it cannot scan; with "
-                "--fit, a model does not fit",
+                "--scan found dangerous or unknown globals, other code, or data that it cannot "
+                "scan; with --fit, a model does not fit",
             ),
             examples(
                 [
@@ -143,9 +143,10 @@ def ls(
         bool,
         typer.Option(
             "--scan",
-            help="List findings in pickles: dangerous globals (functions and classes that can run "
-            "code), unknown globals, and data that cannot be scanned. No code is run. Exit with 1 "
-            "if there are findings.",
+            help="List what programs run when they load the files: dangerous and unknown globals "
+            "(functions and classes) of pickles, other code, such as Lambda layers and chat "
+            "templates, and data that cannot be scanned. No code is run. Exit with 1 if there are "
+            "findings.",
         ),
     ] = False,
     verbose: Annotated[

@@ -26,22 +26,33 @@ if TYPE_CHECKING:
 __all__ = ["check_sarif", "make_sarif", "write_rule_sarif", "write_sarif"]
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-# The SARIF rule for each severity that is reported: its name, level and description.
-_RULES: dict[Severity | None, tuple[str, str, str]] = {
-    Severity.DANGEROUS: (
+# The SARIF rules of findings: whether it is code outside of pickles, and the severity; then the
+# rule's name, level and description.
+_RULES: dict[tuple[bool, Severity | None], tuple[str, str, str]] = {
+    (False, Severity.DANGEROUS): (
         "dangerous-global",
         "error",
         "A pickle names a global that can run code, change files or reach a network.",
     ),
-    Severity.UNKNOWN: (
+    (False, Severity.UNKNOWN): (
         "unknown-global",
         "warning",
         "A pickle names a global that is not in the list of known globals.",
     ),
-    None: (
+    (False, None): (
         "unread-pickle",
         "error",
         "A part of a file cannot be judged, so it may name a dangerous global.",
+    ),
+    (True, Severity.DANGEROUS): (
+        "dangerous-code",
+        "error",
+        "A program that loads the file runs code that is recognized as harmful.",
+    ),
+    (True, Severity.UNKNOWN): (
+        "unknown-code",
+        "warning",
+        "A program that loads the file runs or imports code, which weightctl does not judge.",
     ),
 }
 _ORDER = [*_RULES]
@@ -147,11 +158,14 @@ def write_rule_sarif(
 
 
 def _result(finding: ScanFinding) -> dict[str, Any]:
-    rule, level, _ = _RULES[finding.severity]
+    rule, level, _ = _RULES[finding.is_code, finding.severity]
     member = printable(finding.member)
     where = f"byte {finding.offset}" + (f" of {member}" if member else "")
     shown = printable(finding.text)
-    text = f"cannot be judged: {shown}" if finding.severity is None else f"a pickle names {shown}"
+    if finding.severity is None:
+        text = f"cannot be judged: {shown}"
+    else:
+        text = shown if finding.is_code else f"a pickle names {shown}"
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
     location: dict[str, Any] = {"physicalLocation": physical}
     if member:
@@ -161,7 +175,7 @@ def _result(finding: ScanFinding) -> dict[str, Any]:
         physical["region"] = {"byteOffset": finding.offset}
     return {
         "ruleId": rule,
-        "ruleIndex": _ORDER.index(finding.severity),
+        "ruleIndex": _ORDER.index((finding.is_code, finding.severity)),
         "level": level,
         "message": {"text": f"{text} ({where})"},
         "locations": [location],

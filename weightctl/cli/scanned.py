@@ -1,4 +1,4 @@
-"""`ls --scan`: list the globals that the pickles in files name."""
+"""`ls --scan`: list the globals that the pickles in files name, and other code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ __all__ = ["ScanChoices", "scan_paths"]
 # A file name may state any number of parts, so larger numbers are ignored.
 _MOST_PARTS = 1000
 _LEAST_ROOM = 24
-_SARIF = ".sarif"
+_SARIF, _SOURCE = ".sarif", ".py"
+# Pipelines of diffusers name the files with their own classes.
+_PIPELINE = "model_index.json"
 _UNREAD = Cell("unread", "red")
 _WORDS = {
     Severity.DANGEROUS: Cell("dangerous", "red"),
@@ -71,11 +73,12 @@ class ScanChoices(NamedTuple):
 
 
 def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
-    """Print the globals that the pickles at some paths name; return the exit code.
+    """Print the globals that the pickles at some paths name, and other code; return the exit code.
 
     A path is a file, any part of a split checkpoint, an index, or a directory, which is read with
-    all its subdirectories. The code is 0 if all globals are known, 1 if one is not or a file cannot
-    be judged, and 2 if a path cannot be read. If there is only one path, its error is raised.
+    all its subdirectories. The code is 0 if all globals are known, 1 if one is not, if there is
+    other code, or if a file cannot be judged, and 2 if a path cannot be read. If there is only one
+    path, its error is raised.
     """
     before = TRAFFIC.counts
     listed = read_allow_file(choices.allow_file) if choices.allow_file is not None else []
@@ -116,7 +119,10 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
 def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
     """Return the findings in each file at a path; raises `FormatError` if it cannot be read."""
     files = _files(path)
-    found = [ScannedFile(each, _pickles(each, alone=len(files) == 1), allowed) for each in files]
+    scanned = {each: _scan_one(each, alone=len(files) == 1) for each in files}
+    if not os.path.isfile(path):
+        _leave_out_scripts(scanned)
+    found = [ScannedFile(each, at_path, allowed) for each, at_path in scanned.items()]
     found += [
         ScannedFile(each, [unread(f"{problem}; its files were not scanned")], allowed)
         for each, problem in _list_unread(path)
@@ -133,7 +139,19 @@ def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
     ]
 
 
-def _pickles(path: str, *, alone: bool) -> list[Scanned]:
+def _leave_out_scripts(scanned: dict[str, list[Scanned]]) -> None:
+    """Remove Python source from what was found in a directory, if no file names code.
+
+    Loaders run such files only if a config names one, which can import the others.
+    """
+    named = {path for path, found in scanned.items() if any(each.code for each in found)}
+    named |= {path for path in scanned if os.path.basename(path) == _PIPELINE}
+    if all(each.endswith(_SOURCE) for each in named):
+        for path in named:
+            scanned[path] = [each for each in scanned[path] if not each.code]
+
+
+def _scan_one(path: str, *, alone: bool) -> list[Scanned]:
     try:
         return scan_file(open_reader(path, as_stored=True))
     except (FormatError, OSError) as error:
@@ -220,15 +238,23 @@ def _show(found: Sequence[ScannedFile], choices: ScanChoices) -> None:
 
 
 def _summary(found: Sequence[ScannedFile]) -> str:
-    """Return `3 files, 3 pickles: 2 dangerous, 0 unknown, 1 known`."""
+    """Return `3 files, 3 pickles, no other code: 2 dangerous, 0 unknown, 1 known`."""
     files = pluralize(len(found), "file")
     counts = Counter(each.severity for file in found for each in file.findings)
     pickles = sum(each.pickle_count for each in found)
+    places = sum(len(each.code) for each in found)
+    looked_at = ", ".join(
+        (
+            files,
+            pluralize(pickles, "pickle") if pickles else "no pickles",
+            f"other code in {pluralize(places, 'place')}" if places else "no other code",
+        )
+    )
     if not pickles and not counts:
-        return f"{files}, no pickles"
+        return looked_at
     words = [f"{counts[each]:,} {each.value}" for each in Severity]
     words += [f"{counts[None]:,} unread"] if counts[None] else []
-    return f"{files}, {pluralize(pickles, 'pickle')}: {', '.join(words)}"
+    return f"{looked_at}: {', '.join(words)}"
 
 
 def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
@@ -297,5 +323,15 @@ def _file_document(file: ScannedFile) -> dict[str, Any]:
                 ],
             }
             for pickle in file.pickles
+        ],
+        "code": [
+            {
+                "member": scanned.member or None,
+                "offset": scanned.code.offset,
+                "text": scanned.code.text,
+                "severity": file.code_severity(scanned.code).value,
+            }
+            for scanned in file.code
+            if scanned.code
         ],
     }

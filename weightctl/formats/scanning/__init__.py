@@ -1,8 +1,23 @@
-"""Scanning of files in any container: the pickles that programs can load, and their globals."""
+"""Scanning of files in any container: the pickles that programs load, and other code."""
 
 from __future__ import annotations
 
-from weightctl.formats.scanning.found import AllowList, Scanned, Severity, read_allow_file, unread
+from weightctl.formats.scanning.found import (
+    AllowList,
+    FoundCode,
+    Scanned,
+    Severity,
+    read_allow_file,
+    unread,
+)
 from weightctl.formats.scanning.scan import scan_file
 
-__all__ = ["AllowList", "Scanned", "Severity", "read_allow_file", "scan_file", "unread"]
+__all__ = [
+    "AllowList",
+    "FoundCode",
+    "Scanned",
+    "Severity",
+    "read_allow_file",
+    "scan_file",
+    "unread",
+]

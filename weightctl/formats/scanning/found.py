@@ -16,7 +16,7 @@ from weightctl.text.patterns import select_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["AllowList", "Scanned", "Severity", "read_allow_file", "unread"]
+__all__ = ["AllowList", "FoundCode", "Scanned", "Severity", "read_allow_file", "unread"]
 
 _OF_TORCHSCRIPT = "__torch__."
 # The classes of torch's layers: to create one, or set its attributes, runs no other code.
@@ -37,18 +37,37 @@ class Severity(StrEnum):
     KNOWN = "known"
 
 
+class FoundCode(NamedTuple):
+    """Code outside of pickles; it is dangerous if what it does is recognized as harmful."""
+
+    text: str
+    offset: int
+    is_dangerous: bool
+
+    @property
+    def label(self) -> str:
+        """The name of the finding."""
+        return f"code: {self.text}"
+
+    @property
+    def severity(self) -> Severity:
+        """The harm that it can do to a program that loads it."""
+        return Severity.DANGEROUS if self.is_dangerous else Severity.UNKNOWN
+
+
 class Scanned(NamedTuple):
     """A pickle: the member that contains it, its offset, and the globals that it names.
 
     `start` and the offsets of `names` are relative to the file, or to the unpacked data of a
     compressed member. `is_script` is true for a pickle of TorchScript, whose classes are in the
-    archive itself.
+    archive itself. If `code` is given, it is this code, and not a pickle.
     """
 
     member: str
     start: int
     names: PickleNames
     is_script: bool = False
+    code: FoundCode | None = None
 
     def severity(self, path: str) -> Severity:
         """Return the harm that a global can do."""
@@ -91,6 +110,13 @@ class AllowList:
             }
         # A pickle that computes a name can name any global.
         return allowed - {MADE_UP}
+
+    def select_code(self, found: Iterable[FoundCode]) -> set[FoundCode]:
+        """Return the code that is allowed; patterns with wildcards do not allow dangerous code."""
+        given = [*found]
+        harmless = [each.label for each in given if not each.is_dangerous]
+        labels = {*select_names(harmless, self._globs)} if self._globs and harmless else set[str]()
+        return {each for each in given if each.label in self._exact | labels}
 
 
 def _ends_in_danger(name: str) -> bool:

@@ -1,6 +1,6 @@
-"""Searching a file for pickles: in containers and compressed data first, then at its start.
+"""Searching a file for pickles and other code, also in containers and compressed data.
 
-All data that some program would load as a pickle is reported: a scan must not miss any.
+All that some program would load as a pickle, or run, is reported: a scan must not miss any.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.pickles.memory import LimitError
 from weightctl.formats.scanning.archives import is_tar, is_zip, tar_members, zip_members
 from weightctl.formats.scanning.arrays import array_pickles, is_array
+from weightctl.formats.scanning.code import find_code
 from weightctl.formats.scanning.compressions import COMPRESSIONS, is_packed, unpack_stream
 from weightctl.formats.scanning.distributed import distributed_members, is_distributed
 from weightctl.formats.scanning.found import Scanned, unread
@@ -44,7 +45,7 @@ _CONTAINERS = (
 
 
 def scan_file(file: Reader) -> list[Scanned]:
-    """Return the pickles in a file; empty for other files."""
+    """Return the pickles and the other code in a file; empty if it has none."""
     budget = Budget(file.size)
     place = ScanPlace(WholeFile(file), file.path, name=file.path)
     found: list[Scanned] = []
@@ -56,7 +57,7 @@ def scan_file(file: Reader) -> list[Scanned]:
 
 
 def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
-    """Yield the pickles at a place, and those of its contents."""
+    """Yield the pickles and the other code at a place, and those of its contents."""
     source = place.source
     if place.depth > _DEEPEST:
         yield unread(f"it is nested more than {_DEEPEST} levels deep", place.member, source.base)
@@ -81,6 +82,7 @@ def _look(place: ScanPlace, budget: Budget) -> Iterator[Scanned]:
     is_other = bool(contents) or head.startswith(_GGUF) or _is_safetensors(head, source)
     expected = not is_other and is_called_pickle(place.name)
     contents.append(pickles(place, head, budget, expected=expected))
+    contents.append(find_code(place, head))
     for each in contents:
         for found in each:
             if isinstance(found, ScanPlace):
