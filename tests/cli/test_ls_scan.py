@@ -10,7 +10,8 @@ import pickle
 import re
 import zipfile
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,8 @@ from conftest import ROOT
 from lazy import torch
 from payloads import call, stream, text, whole
 from weightctl.cli import scanned
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from weightctl.formats.switch import switch_bytes, switch_path
+from weightctl.system.temporary import temporary_name
 
 ATTACK = whole(call("os.system", "exit 0"))
 
@@ -479,3 +478,15 @@ def test_a_fault_in_one_file_does_not_end_the_scan(
     assert done.returncode == 1
     assert "a fault of weightctl, which should be reported (ZeroDivisionError: " in done.stdout
     assert "dangerous" in done.stdout
+
+
+def test_a_journal_of_a_replacement_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(HARMLESS)
+    assert weightctl("ls", "--scan", "a.pt", cwd=tmp_path).returncode == 0
+    other = os.path.basename(temporary_name("a.pt"))
+    (tmp_path / other).write_bytes(HARMLESS)
+    record = Path(switch_path(str(tmp_path / "a.pt")))
+    record.write_bytes(switch_bytes({"a.pt": other}, ("a.pt",)))
+    done = weightctl("ls", "--scan", "a.pt", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"{record.name}: cannot be judged: the journal of a replacement" in done.stdout

@@ -32,6 +32,7 @@ from weightctl.formats.scanning import (
     scan_file,
     unread,
 )
+from weightctl.formats.switch import switch_path
 from weightctl.storage.files import is_directory, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote
 from weightctl.storage.traffic import TRAFFIC
@@ -52,6 +53,14 @@ _LEAST_ROOM = 24
 _SARIF, _SOURCE = ".sarif", ".py"
 # Pipelines of diffusers name the files with their own classes.
 _PIPELINE = "model_index.json"
+_EDITED = (
+    "the journal of an edit that is not complete: weightctl may read other bytes than the file "
+    "beside it has; finish the edit with `weightctl edit`, or remove the journal"
+)
+_REPLACED = (
+    "the journal of a replacement that is not complete: weightctl reads other files than those "
+    "beside it; finish the run that was replacing them, or remove the journal"
+)
 _UNREAD = Cell("unread", "red")
 _WORDS = {
     Severity.DANGEROUS: Cell("dangerous", "red"),
@@ -127,14 +136,11 @@ def _scan(path: str, allowed: AllowList) -> list[ScannedFile]:
         ScannedFile(each, [unread(f"{problem}; its files were not scanned")], allowed)
         for each, problem in _list_unread(path)
     ]
-    journals = {os.path.join(os.path.dirname(each), EDIT) for each in files}
-    reason = (
-        "the journal of an edit that is not complete: weightctl may read other bytes than the file "
-        "beside it has; finish the edit with `weightctl edit`, or remove the journal"
-    )
+    journals = {os.path.join(os.path.dirname(each), EDIT): _EDITED for each in files}
+    journals |= {switch_path(each): _REPLACED for each in files}
     return found + [
         ScannedFile(each, [unread(reason)], allowed)
-        for each in sorted(journals)
+        for each, reason in sorted(journals.items())
         if not is_remote(path) and os.path.lexists(each)
     ]
 

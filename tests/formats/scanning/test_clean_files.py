@@ -18,7 +18,7 @@ import zlib
 from importlib import import_module
 from itertools import product
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -179,6 +179,42 @@ def test_a_model_of_any_class_passes(tmp_path: Path, monkeypatch: pytest.MonkeyP
         torch.save(model, tmp_path / "a.pt", pickle_protocol=protocol)
         found = set(findings(tmp_path / "a.pt")) - {"", f"vgg.{made.__name__}"}
         offenders += [f"{made.__name__}, protocol {protocol}: {found}"] if found else []
+    assert not offenders, "\n".join(offenders)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Couldn.t retrieve source code:UserWarning")
+def test_none_of_2000_files_that_torch_wrote_is_an_alarm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("own")
+    monkeypatch.setitem(sys.modules, "own", module)
+    draw = np.random.default_rng(0)
+    layers = (
+        lambda: torch.nn.Linear(3, 4), lambda: torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU,
+        lambda: torch.nn.LSTM(2, 3), lambda: torch.nn.BatchNorm1d(5), lambda: torch.nn.LayerNorm(4),
+        lambda: torch.nn.MultiheadAttention(4, 2), lambda: torch.nn.Embedding(7, 2),
+        lambda: torch.nn.Dropout(0.1), lambda: torch.nn.TransformerEncoderLayer(4, 2, 8),
+        lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, activation=torch.nn.functional.gelu),
+    )  # fmt: skip
+    offenders: list[str] = []
+    for number in range(2000):
+        letters = "".join(draw.choice([*string.ascii_letters], int(draw.integers(0, 9))))
+        name = string.ascii_letters[number % 52] + letters
+        made = type(name, (torch.nn.Module,), {"__module__": "own"})
+        setattr(module, name, made)
+        model = made()
+        model.layers = torch.nn.Sequential(*(make() for make in draw.choice(layers, 2)))
+        model.table = torch.from_numpy(draw.integers(0, 256, int(draw.integers(1, 300)), "u1"))
+        optimizer = torch.optim.AdamW([*model.parameters(), torch.nn.Parameter(torch.ones(2))])
+        saved: Any = (model, model.state_dict(), {"model": model, "optim": optimizer.state_dict()})
+        form = {"_use_new_zipfile_serialization": bool(number % 3)}
+        torch.save(
+            saved[int(draw.integers(3))], tmp_path / "a.pt",
+            pickle_protocol=int(draw.integers(2, 6)), **form,
+        )  # fmt: skip
+        found = set(findings(tmp_path / "a.pt")) - {"", f"own.{name}"}
+        offenders += [f"{number}, {name}, {form}: {found}"] if found else []
     assert not offenders, "\n".join(offenders)
 
 

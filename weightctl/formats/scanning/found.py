@@ -24,6 +24,10 @@ _LAYERS = re.compile(
     r"torch\.nn\.modules\.(?:activation|adaptive|batchnorm|channelshuffle|container|conv|distance"
     r"|dropout|flatten|fold|instancenorm|linear|loss|module|normalization|padding|pixelshuffle"
     r"|pooling|rnn|sparse|transformer|upsampling)\.[A-Z][A-Za-z0-9]+"
+    # The activations that layers keep, such as that of a TransformerEncoderLayer.
+    r"|torch\.(?:nn\.functional|_C\._nn)\.(?:celu|elu|gelu|glu|hardsigmoid|hardswish|hardtanh"
+    r"|leaky_relu|log_softmax|logsigmoid|mish|relu|relu6|selu|sigmoid|silu|softmax|softplus"
+    r"|softsign|tanh)"
 )
 _WILDCARDS = frozenset("*?[")
 _LARGEST_FILE = 1 << 20
