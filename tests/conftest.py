@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -57,6 +58,11 @@ ROOT = Path(__file__).parent.parent
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run files that are named without workers, which take seconds to start."""
     return None if all(Path(name).is_dir() for name in config.args) else 0
+
+
+def pytest_collection_finish() -> None:
+    """Keep what stays until the end out of garbage collections, which some tests ask for."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

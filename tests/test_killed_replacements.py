@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents
+from each import usual
 from outcomes import killed_saves, leftovers, random_model, random_weights, standing
 from weightctl import Plan, open_weights
 from weightctl.errors import FormatError, OutputError
@@ -116,8 +117,14 @@ def place_of(scratch: Path, saves: KilledSaves, suffix: str, counts: tuple[int, 
     return Place(path, made[0], made[1], (held[0], held[1]), run)
 
 
-@pytest.mark.parametrize("counts", [(2, 2), (3, 2), (2, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("suffix", [".safetensors", ".gguf"])
+@pytest.mark.parametrize(
+    ("suffix", "counts"),
+    usual(
+        [(".gguf", (3, 2)), (".gguf", (1, 2)), (".safetensors", (2, 1))],
+        itertools.product([".safetensors", ".gguf"], [(2, 2), (3, 2), (2, 1), (1, 2)]),
+    ),
+    ids=str,
+)
 def test_a_kill_before_any_change_of_a_name_leaves_the_old_set_or_the_new_one(
     scratch: Path, saves: KilledSaves, suffix: str, counts: tuple[int, int]
 ) -> None:

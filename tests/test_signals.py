@@ -121,7 +121,7 @@ def spread(number: int, span: float, count: int) -> Iterator[float]:
 @pytest.mark.parametrize(
     ("kind", "number", "count"),
     [
-        *((*each, 5) for each in FIRST),
+        *((*each, 4) for each in FIRST),
         *(
             pytest.param(KINDS[kind], number, 50, marks=pytest.mark.long)
             for kind in ("file", "directory", "set")
@@ -153,7 +153,7 @@ def test_a_signal_at_random_moments_leaves_the_old_output_or_the_new(
 @pytest.mark.parametrize(
     ("kind", "number", "every"),
     [
-        *((*each, 4) for each in FIRST),
+        *((*each, 7) for each in FIRST),
         *(
             pytest.param(kind, number, 1, marks=pytest.mark.long)
             for kind in KINDS.values()
@@ -175,7 +175,7 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
 
 
 @pytest.mark.parametrize("kind", [KINDS["file"]], ids=["file"])
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(
     place: Place, struck: Strikes, every: int
 ) -> None:

@@ -11,11 +11,12 @@ import shutil
 import signal
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
 
+from each import usual
 from outcomes import strikes
 from weightctl import convert, edit, open_weights
 from weightctl.errors import FormatError
@@ -80,9 +81,14 @@ def test_the_kinds_are_what_they_are_called(tmp_path: Path) -> None:
         assert ways == {"header" if "in place" in kind else "rewrite"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_kill_9_at_every_write_leaves_the_old_or_the_new(
-    kind: str, struck: Strikes, scratch: Path
+FEW = [("in place, GGUF", 2), ("parts in place", 3), ("new parts", 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "every"), usual(FEW, [*FEW, *((kind, 1) for kind in KINDS)]), ids=str
+)
+def test_kill_9_at_writes_leaves_the_old_or_the_new(
+    kind: str, every: int, struck: Strikes, scratch: Path
 ) -> None:
     place = scratch / "place"
     path = make(kind, place)
@@ -92,7 +98,7 @@ def test_kill_9_at_every_write_leaves_the_old_or_the_new(
     new = content(path)
     assert new != old
     found = []
-    for call in itertools.count(1):
+    for call in itertools.count(1, every):
         make(kind, place)
         ended = struck.run(*arguments, number=signal.SIGKILL, calls="writes", call=call)
         if not ended.was_struck:
@@ -101,7 +107,7 @@ def test_kill_9_at_every_write_leaves_the_old_or_the_new(
         assert ended.code == -signal.SIGKILL
         found.append(content(path))
         assert found[-1] in (old, new)
-        if call % 3 == 0:
+        if len(found) % 3 == 0:
             assert struck.run("edit", path, "-q").code == 0
             assert content(path) == found[-1]
             assert not list(place.rglob(f"*{EDIT}"))
@@ -110,19 +116,37 @@ def test_kill_9_at_every_write_leaves_the_old_or_the_new(
     assert {*map(str, found)} == {str(old), str(new)}
 
 
-@pytest.fixture(params=["model.gguf", "model.safetensors"])
-def stopped(request: pytest.FixtureRequest, struck: Strikes, scratch: Path) -> Path:
-    """A file whose edit was killed while its header was written."""
-    kind = "in place, GGUF" if request.param == "model.gguf" else "in place, safetensors"
+class Stopped(NamedTuple):
+    """The files after an edit was killed, and what the user's state says of its journal."""
+
+    path: Path
+    files: dict[Path, bytes]
+
+
+@pytest.fixture(scope="module", params=["in place, GGUF", "in place, safetensors"])
+def killed(request: pytest.FixtureRequest, struck: Strikes, scratch: Path) -> Stopped:
+    """An edit that was killed while its header was written."""
+    place = scratch / "killed"
     for call in itertools.count(1):
-        path = make(kind, scratch / "place")
+        path = make(request.param, place)
         ended = struck.run(
             "edit", path, *CHANGES[:2], "-q", number=signal.SIGKILL, calls="writes", call=call
         )
         assert ended.was_struck
         if path.read_bytes().startswith(MARKER):
-            return path
+            known = Path(own_edit_path(str(place)))
+            return Stopped(path, {each: each.read_bytes() for each in (*place.iterdir(), known)})
     raise AssertionError
+
+
+@pytest.fixture
+def stopped(killed: Stopped) -> Path:
+    """A file whose edit was killed while its header was written."""
+    shutil.rmtree(killed.path.parent)
+    killed.path.parent.mkdir()
+    for path, raw in killed.files.items():
+        path.write_bytes(raw)
+    return killed.path
 
 
 def test_bytes_that_a_crash_left_half_written_are_taken_from_the_journal(stopped: Path) -> None:

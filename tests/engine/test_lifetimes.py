@@ -102,6 +102,12 @@ print(resident() - before)
 """
 
 
+@pytest.fixture(autouse=True)
+def few_objects() -> None:
+    """Keep what earlier tests have imported out of garbage collections, which take seconds."""
+    gc.freeze()
+
+
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Have the op `watched`: how many of its results are alive before each run of it."""

@@ -15,7 +15,7 @@ from each import each
 from joined_program import WAIT, numbers
 from lazy import torch
 from once import once, shared
-from rank_processes import torchrun
+from rank_processes import run_together
 from runs import executed
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType
@@ -31,10 +31,10 @@ def of_run(name: str, factory: pytest.TempPathFactory, *groups: str) -> list[dic
 
     def run(folder: Path) -> None:
         folder.mkdir()
-        done = torchrun(Path(joined_program.__file__), len(RANKS), folder, *groups)
+        errors = run_together(Path(joined_program.__file__), len(RANKS), folder, *groups)
         first = folder / "0.json"
-        assert first.exists(), done.stderr
-        assert groups[-1] in json.loads(first.read_text()), done.stderr
+        assert first.exists(), errors
+        assert groups[-1] in json.loads(first.read_text()), errors
 
     path = once(shared(factory) / name, run)
     return [json.loads((path / f"{rank}.json").read_text()) for rank in RANKS]

@@ -12,7 +12,7 @@ import pytest
 import parallel_program
 from each import each, usual
 from parallel_program import Run
-from rank_processes import torchrun
+from rank_processes import run_together, torchrun
 from runs import executed
 from weightctl import open_weights
 from weightctl.device import CPU
@@ -133,7 +133,7 @@ def test_four_ranks_cannot_share_the_heads_of_smollm2(smollm2: Path) -> None:
 
 
 def written(folder: Path, processes: int, runs: Iterable[Run]) -> Path:
-    """Return a folder with what so many processes say."""
+    """Return a folder with what so many processes of torchrun say."""
     done = torchrun(Path(parallel_program.__file__), processes, folder, json.dumps(list(runs)))
     assert done.returncode == 0, done.stderr
     return folder
@@ -158,9 +158,10 @@ def test_two_processes_say_together_what_models_say(
         (mixtral, mixtral.run("mixtral", 1, 2)),
         (mixtral, mixtral.run("mixtral-of-two-ranks-each", 2, 2)),
     ]
-    folder = written(tmp_path, 2, [run for _, run in runs])
+    given = json.dumps([run for _, run in runs])
+    assert not run_together(Path(parallel_program.__file__), 2, tmp_path, given)
     for found, run in runs:
-        require_same(folder, run.name, 2, found)
+        require_same(tmp_path, run.name, 2, found)
 
 
 @pytest.mark.long

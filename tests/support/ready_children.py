@@ -1,7 +1,8 @@
-"""Children that read untrusted files, forked from a process that has imported their libraries.
+"""Children that are forked from a process that has imported their libraries.
 
-The start of Python and the imports of a reader take most of the time of a small check. Tests of
-the children themselves start real ones, with the fixture `own_children`.
+The start of Python and the imports of a library take most of the time of a small check. weightctl's
+children that read untrusted files are such ones in tests; tests of these children start real ones,
+with the fixture `own_children`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from weightctl.system.children import start_python
 from weightctl.verify.checks.structure import readers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from typing import Self
 
 # The modules that start such children.
@@ -45,25 +46,25 @@ class ReadyChild:
     """A child that was forked; it has what callers use of a process of `subprocess`."""
 
     def __init__(
-        self, server: socket.socket, words: tuple[str, ...], stdin: int, stdout: int | IO[bytes]
+        self, server: socket.socket, request: dict[str, Any], *streams: int | IO[bytes]
     ) -> None:
         self.returncode: int | None = None
         self.stdin = self.stdout = None
         nothing = os.open(os.devnull, os.O_RDWR)
-        theirs = [nothing, nothing, nothing]
-        if stdin == subprocess.PIPE:
+        theirs = [
+            nothing if isinstance(stream, int) else os.dup(stream.fileno()) for stream in streams
+        ]
+        if streams[0] == subprocess.PIPE:
             theirs[0], ours = os.pipe()
             self.stdin = os.fdopen(ours, "wb")
-        if stdout == subprocess.PIPE:
+        if streams[1] == subprocess.PIPE:
             ours, theirs[1] = os.pipe()
             self.stdout = os.fdopen(ours, "rb")
-        elif not isinstance(stdout, int):
-            theirs[1] = os.dup(stdout.fileno())
         ours, answer = os.pipe()
         self._answers = os.fdopen(ours)
-        request = json.dumps({"words": words, "folder": os.getcwd(), "path": sys.path})
-        socket.send_fds(server, [request.encode()], [*theirs, answer])
-        for number in {*theirs, answer}:
+        given = json.dumps({**request, "folder": os.getcwd(), "path": sys.path})
+        socket.send_fds(server, [given.encode()], [*theirs, answer])
+        for number in {*theirs, answer, nothing}:
             os.close(number)
         self.pid = int(self._answers.readline())
 
@@ -95,23 +96,32 @@ def serve(server: socket.socket) -> None:
     for name in PRELOADED:
         if find_spec(name):
             import_module(name)
+    running: dict[int, tuple[int, IO[str]]] = {}
     while True:
+        ready, _, _ = select.select([server, *running], [], [])
+        for number in {*ready} & running.keys():
+            child, answer = running.pop(number)
+            os.close(number)
+            with answer:
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answer)
+        if server not in ready:
+            continue
         raw, streams, _, _ = socket.recv_fds(server, _MOST, 4)
         if not raw:
             return
         request = json.loads(raw)
-        if "torch" in request["words"]:
-            import_module("torch")
+        for name in request["imports"]:
+            import_module(name)
         gc.freeze()
         child = os.fork()
         if not child:
             server.close()
             _become(request, streams)
-        with open(streams[3], "w") as answer:
-            print(child, file=answer, flush=True)
-            for number in streams[:3]:
-                os.close(number)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answer)
+        for number in streams[:3]:
+            os.close(number)
+        answer = os.fdopen(streams[3], "w")
+        print(child, file=answer, flush=True)
+        running[os.pidfd_open(child)] = (child, answer)
 
 
 def _become(request: dict[str, Any], streams: list[int]) -> None:
@@ -124,6 +134,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
             os.close(stream)
         os.chdir(request["folder"])
         sys.path[:] = request["path"]
+        os.environ.update(request["environment"])
         words = request["words"]
         if words[0] == "-W":
             warnings.simplefilter(words[1])
@@ -148,7 +159,21 @@ class ReadyChildren:
         self._process: subprocess.Popen[bytes] | None = None
         self._server: socket.socket
 
-    def start(self, *words: str, stdin: int, stdout: int | IO[bytes], **_: Any) -> ReadyChild:
+    def start_reader(
+        self, *words: str, stdin: int, stdout: int | IO[bytes], **_: Any
+    ) -> ReadyChild:
+        """Start a child that reads an untrusted file."""
+        imports = {"torch"} & {*words}
+        return self.start(words, stdin, stdout, subprocess.DEVNULL, imports=imports)
+
+    def start(
+        self,
+        words: Iterable[str],
+        *streams: int | IO[bytes],
+        imports: Iterable[str] = (),
+        **environment: str,
+    ) -> ReadyChild:
+        """Start a child after the imports, with three streams."""
         if self._process is None:
             self._server, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with other:
@@ -158,7 +183,8 @@ class ReadyChildren:
                     env={name: os.environ[name] for name in KEPT if name in os.environ}
                     | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
                 )
-        return ReadyChild(self._server, words, stdin, stdout)
+        request = {"words": [*words], "imports": [*imports], "environment": environment}
+        return ReadyChild(self._server, request, *streams)
 
     def end(self) -> None:
         if self._process is not None:
@@ -166,14 +192,16 @@ class ReadyChildren:
             self._process.wait()
 
 
+CHILDREN = ReadyChildren()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ready_children() -> Generator[None, None, None]:
-    children = ReadyChildren()
     with ExitStack() as patched:
         for module in STARTERS:
-            patched.enter_context(patch.object(module, "start_python", children.start))
+            patched.enter_context(patch.object(module, "start_python", CHILDREN.start_reader))
         yield
-    children.end()
+    CHILDREN.end()
 
 
 @pytest.fixture

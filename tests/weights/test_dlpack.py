@@ -20,6 +20,12 @@ IN_NUMPY = [d for d in EXPORTED if numpy_dtype(d).isbuiltin == 1]
 each_dtype = pytest.mark.parametrize("dtype", EXPORTED, ids=lambda d: d.value)
 
 
+@pytest.fixture(autouse=True)
+def few_objects() -> None:
+    """Keep what earlier tests have imported out of garbage collections, which take seconds."""
+    gc.freeze()
+
+
 def buffer_of(dtype: DType, shape: tuple[int, ...] = (2, 3)) -> tuple[Buffer, bytearray]:
     """Return a buffer and its memory, which cannot be resized while it is exported."""
     nbytes = dtype.encoding.nbytes(shape)
