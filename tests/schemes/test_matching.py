@@ -17,6 +17,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
 from weightctl.schemes import SCHEMES
 from weightctl.schemes.matching import MARKS, find_quantized, list_scheme_tensors, load_schemes
+from weightctl.schemes.settings import Settings
 from weightctl.weights import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def nothing(name: str) -> NoReturn:
 def test_a_weight_stored_in_parts_is_one_weight(weight: str, scheme: str, tensors: str) -> None:
     header = examples.header_of(tensors)
     name, shape = weight.split()
-    assert list(find_quantized(header, examples.CONFIG, examples.read)) == [name]
-    found = find_quantized(header, examples.CONFIG, examples.read)[name]
+    assert list(find_quantized(header, Settings(examples.CONFIG), examples.read)) == [name]
+    found = find_quantized(header, Settings(examples.CONFIG), examples.read)[name]
     assert (found.shape, found.label) == (examples.numbers(shape), scheme)
     assert found.tensors[0] == next(iter(header.tensors))
     assert set(found.tensors) == set(header.tensors) == list_scheme_tensors(header)
@@ -50,7 +51,7 @@ def test_all_names_have_an_example() -> None:
     tensors.append(examples.header_of(examples.QUANTO_4_BIT).tensors)
     for names in NAMES:
         assert any(
-            names.gather(info, example, {}, lambda *_: None)
+            names.gather(info, example, Settings({}), lambda *_: None)
             for example in tensors
             for info in example.values()
         ), names
@@ -61,7 +62,7 @@ def test_every_scheme_but_one_without_shapes_has_an_example() -> None:
         weight.scheme
         for row in examples.TABLE
         for weight in find_quantized(
-            examples.header_of(row[3]), examples.CONFIG, examples.read
+            examples.header_of(row[3]), Settings(examples.CONFIG), examples.read
         ).values()
     }
     others = {name for name, scheme in SCHEME_OF.items() if scheme not in found}
@@ -79,7 +80,7 @@ def test_the_scales_of_every_scheme_are_looked_for_and_nothing_else() -> None:
 
 def test_parts_are_known_where_the_shape_of_the_weight_is_not() -> None:
     header = examples.header_of(examples.QUANTO_4_BIT)
-    assert find_quantized(header, {}, nothing) == {}
+    assert find_quantized(header, Settings({}), nothing) == {}
     assert list_scheme_tensors(header) == set(header.tensors)
     assert list_scheme_tensors(examples.header_of(examples.MLX)) == {
         "l.weight",
@@ -89,7 +90,7 @@ def test_parts_are_known_where_the_shape_of_the_weight_is_not() -> None:
 
 
 def test_bits_count_the_scales() -> None:
-    weight = find_quantized(examples.header_of(examples.AWQ), {}, nothing)["l.weight"]
+    weight = find_quantized(examples.header_of(examples.AWQ), Settings({}), nothing)["l.weight"]
     assert weight.size == 4096 * 14336
     assert weight.bits == pytest.approx(4 + (16 + 4) / 128)
 
@@ -100,15 +101,15 @@ def test_bits_count_the_scales() -> None:
 )
 def test_what_shapes_leave_open_the_config_says(settings: object, schemes: list[str]) -> None:
     header = examples.header_of("l.qweight I32 1792x4096, l.scales F16 112x4096")
-    found = find_quantized(header, {"quantization_config": settings}, nothing)
+    found = find_quantized(header, Settings({"quantization_config": settings}), nothing)
     assert [weight.label for weight in found.values()] == schemes
 
 
 def test_bitnet_is_known_by_its_config() -> None:
     header = examples.header_of("l.weight U8 640x2560, l.weight_scale BF16 1")
-    assert find_quantized(header, {}, nothing) == {}
+    assert find_quantized(header, Settings({}), nothing) == {}
     config = {"quantization_config": {"quant_method": "bitnet"}}
-    weight = find_quantized(header, config, nothing)["l.weight"]
+    weight = find_quantized(header, Settings(config), nothing)["l.weight"]
     assert (weight.shape, weight.label) == ((2560, 2560), "BitNet 1.58-bit")
 
 
@@ -117,13 +118,13 @@ def test_weights_are_in_the_order_of_their_first_parts() -> None:
         "a.scales F16 112x4096, b.weight_scale_inv F32 56x16, c.weight BF16 8, "
         "b.weight F8_E4M3 7168x2048, a.qweight I32 14336x512, a.qzeros I32 112x512"
     )
-    assert list(find_quantized(header, {}, nothing)) == ["a.weight", "b.weight"]
+    assert list(find_quantized(header, Settings({}), nothing)) == ["a.weight", "b.weight"]
 
 
 def test_what_only_stands_beside_a_weight_is_not_a_part_of_it() -> None:
     beside = ", l.bias F16 4096, l.norm.weight F16 4096, l.norm.scale F16 4096, l.k_scale F32 1"
     header = examples.header_of(examples.AWQ + beside)
-    assert find_quantized(header, {}, nothing)["l.weight"].tensors == (
+    assert find_quantized(header, Settings({}), nothing)["l.weight"].tensors == (
         "l.qweight",
         "l.scales",
         "l.qzeros",
@@ -156,17 +157,19 @@ def test_what_only_stands_beside_a_weight_is_not_a_part_of_it() -> None:
     ],
 )
 def test_shapes_that_do_not_fit_together_are_not_a_weight(tensors: str) -> None:
-    assert find_quantized(examples.header_of(tensors), examples.CONFIG, examples.read) == {}
+    assert (
+        find_quantized(examples.header_of(tensors), Settings(examples.CONFIG), examples.read) == {}
+    )
 
 
 @pytest.mark.parametrize("config", [{}, {"quantization": None}, {"quantization": {"bits": 4}}])
 def test_groups_that_only_the_config_could_tell_are_not_guessed(config: dict[str, Any]) -> None:
-    assert find_quantized(examples.header_of(examples.MLX), config, nothing) == {}
+    assert find_quantized(examples.header_of(examples.MLX), Settings(config), nothing) == {}
 
 
 def test_a_weight_whose_name_another_tensor_has_is_none() -> None:
     header = examples.header_of(examples.AWQ + ", l.weight BF16 4096x14336")
-    assert find_quantized(header, {}, nothing) == {}
+    assert find_quantized(header, Settings({}), nothing) == {}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +189,7 @@ def test_what_cannot_be_read_or_makes_no_sense_is_not_a_weight(
     content: Callable[[str], bytes],
 ) -> None:
     for tensors in (examples.PACKED, examples.NF4, examples.HQQ):
-        assert find_quantized(examples.header_of(tensors), {}, content) == {}
+        assert find_quantized(examples.header_of(tensors), Settings({}), content) == {}
 
 
 def test_only_small_tensors_are_read() -> None:
@@ -195,7 +198,7 @@ def test_only_small_tensors_are_read() -> None:
     def refuse(name: str) -> bytes:
         raise AssertionError(name)
 
-    assert find_quantized(examples.header_of(large), {}, refuse) == {}
+    assert find_quantized(examples.header_of(large), Settings({}), refuse) == {}
 
 
 def test_layers_that_are_alike_are_read_once() -> None:
@@ -207,7 +210,7 @@ def test_layers_that_are_alike_are_read_once() -> None:
 
     layers = [*(f"layers.{number}." for number in range(100)), "\ud800."]
     text = ", ".join(examples.PACKED.replace("l.", layer) for layer in layers)
-    found = find_quantized(examples.header_of(text), {}, count)
+    found = find_quantized(examples.header_of(text), Settings({}), count)
     assert len(found) == 101
     assert names == ["layers.0.weight_shape", "\ud800.weight_shape"]
 
@@ -216,7 +219,7 @@ def test_a_model_that_is_not_quantized_has_no_weights_in_parts() -> None:
     header = examples.header_of(
         "l.weight BF16 8x8, l.bias BF16 8, l.norm.scale BF16 8, l.embed.weight I8 9"
     )
-    assert find_quantized(header, {}, nothing) == {}
+    assert find_quantized(header, Settings({}), nothing) == {}
     assert list_scheme_tensors(header) == set()
 
 
@@ -245,7 +248,7 @@ def test_no_header_makes_it_fail(
     tensors = {name: TensorInfo(name, *entry) for name, entry in drawn.items()}
     extents = {name: Extent(0, 0, 2**62) for name in tensors}
     header = Header("safetensors", ("a",), tensors, extents)
-    found = find_quantized(header, config, lambda _: content)
+    found = find_quantized(header, Settings(config), lambda _: content)
     named = [part for weight in found.values() for part in weight.tensors]
     assert len(named) == len(set(named))
     assert set(named) <= list_scheme_tensors(header) <= set(tensors)

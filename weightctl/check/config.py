@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.formats.huggingface import CONFIG
 from weightctl.schemes.matching import read_entries
-from weightctl.storage.files import is_file, open_reader
+from weightctl.schemes.settings import SETTINGS_FILES, SETTINGS_KEYS, read_settings_file
 from weightctl.text.untyped import is_object
 from weightctl.text.wording import percent, pluralize
-from weightctl.weights.json_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,13 +24,6 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _KEYS = ("torch_dtype", "dtype")
 # The config of a model of several parts can have the config of its text model.
 _NESTED = "text_config"
-_QUANTIZATION = ("quantization_config", "quantization", "compression_config")
-# Files beside config.json with its quantization settings, as AutoGPTQ and AutoAWQ write them, the
-# method that they are for, and the scheme of its weights.
-_SETTINGS = {"quantize_config.json": ("gptq", "GPTQ"), "quant_config.json": ("awq", "AWQ")}
-# Keys of AutoAWQ's file, and what transformers calls them in config.json.
-_RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}
-_MAX_SIZE = 10_000_000
 # A dtype is wrong if fewer of the values have it, and more have another one.
 _MOST = 0.5
 
@@ -125,20 +117,13 @@ def _list_schemes(model: CheckedModel) -> Counter[str]:
 def _has_settings(document: Mapping[str, Any]) -> bool:
     nested = document.get(_NESTED)
     documents = (document, *((nested,) if is_object(nested) else ()))
-    return any(document.get(key) for document in documents for key in _QUANTIZATION)
+    return any(document.get(key) for document in documents for key in SETTINGS_KEYS)
 
 
 def _find_settings(model: CheckedModel, label: str) -> dict[str, Any] | None:
     """Return the settings that another file of the directory has; None if there is none."""
-    for name, (method, scheme) in _SETTINGS.items():
-        path = model.locate(name)
-        if not label.upper().startswith(scheme) or not is_file(path):
-            continue
-        try:
-            content: Any = read_json(open_reader(path), _MAX_SIZE)
-        except ValueError:
-            continue
-        if is_object(content) and content:
-            renamed = {_RENAMED.get(key, key): value for key, value in content.items()}
-            return {"quant_method": method, **renamed}
+    files = model.header.files if model.header is not None else ()
+    for name, method in SETTINGS_FILES.items():
+        if label.upper().startswith(method.upper()) and (found := read_settings_file(files, name)):
+            return found
     return None

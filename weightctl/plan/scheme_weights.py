@@ -22,6 +22,7 @@ from weightctl.plan.scheme_decisions import (
 from weightctl.plan.scheme_experts import choose_variant, exchange_experts, holds_experts
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import find_searches
+from weightctl.schemes.settings import without_settings
 from weightctl.schemes.written import describe_mixture
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import Derived, StoredTensor
@@ -121,7 +122,7 @@ def _read_config(plan: Plan) -> dict[str, Any]:
             "there is no config.json that could state how weights are quantized",
             hint="put the config.json of the model beside the input",
         )
-    return {key: value for key, value in found.items() if not key.startswith("quantization")}
+    return without_settings(found)
 
 
 def _choose_base(plan: Plan) -> Encoding:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.schemes.matching import list_layers, list_scheme_tensors
+from weightctl.schemes.settings import Settings, read_settings
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -27,12 +28,19 @@ def dequantize_weights(
     For gpt-oss's experts, rows are the inputs of the layer, as in transformers; in blocks, rows are
     the outputs, as they are stored and as in ggml. With `keeps_shapes`, they are float32 then too.
 
-    Raises `ConversionError` if the packing of a weight is not supported, or if its tensors do not
-    match.
+    Raises `ConversionError` if the packing of a weight is not supported, if its tensors do not
+    match, or if a setting of its quantization is not known.
     """
-    if not list_scheme_tensors(header_of(weights)):
+    header = header_of(weights)
+    # A config.json beside a GGUF file describes another one.
+    settings = Settings({}) if header.format == "gguf" else read_settings(header.files)
+    settings.assign(list_layers(header.tensors))
+    notes = settings.refuse_unknown(list_layers(header.tensors)) if settings else ()
+    if not list_scheme_tensors(header):
         return weights
     # A tree without quantized weights needs no NumPy.
     from weightctl.schemes.decoding.trees import merge_scheme_tensors
 
-    return merge_scheme_tensors(source_of(weights), in_blocks=in_blocks, keeps_shapes=keeps_shapes)
+    return merge_scheme_tensors(
+        source_of(weights), settings, notes, in_blocks=in_blocks, keeps_shapes=keeps_shapes
+    )

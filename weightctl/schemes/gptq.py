@@ -58,24 +58,29 @@ def _decode(stored: SchemeTensors) -> Decoding:
     Version 1 of the format stores zero points minus one (GPTQModel's `_shift_gptq_qzeros`).
     """
     stored.refuse_others(".qzeros", ".g_idx")
-    bits, version = stored.bits, stored.settings.text("checkpoint_format") or "gptq"
+    bits, settings = stored.bits, stored.settings
+    version = settings.text("checkpoint_format") or settings.text("format") or "gptq"
     if bits not in {2, 3, 4, 8} or version not in {"gptq", "gptq_v2"}:
         raise stored.cannot_dequantize(
             f"GPTQ `checkpoint_format` `{version}` with {bits} bits is not supported; formats are "
             "gptq and gptq_v2, with 2, 3, 4 or 8 bits"
         )
+    if settings.value("desc_act") is True and stored.find(".g_idx") is None:
+        raise stored.cannot_dequantize("`desc_act` is true, but the order of its inputs is missing")
     layout, (outputs, inputs) = decoding.PackingLayout(bits, 32), stored.shape
     groups = stored.scales.shape[0]
     grid = stored.ordered_grid(stored.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
     place, middle = stored.find(".qzeros"), 1 << (bits - 1)
-    is_auto_round = "auto-round" in stored.settings.text("quant_method")
-    packing = stored.settings.text("packing_format")
+    is_auto_round = "auto-round" in settings.text("quant_method")
+    packing = settings.text("packing_format")
     is_plain = version == "gptq_v2" or (is_auto_round and packing in _AUTO_ROUND)
     zeros = None
     if place is not None:
-        plus = 0 if is_plain else 1
+        is_symmetric = settings.value("sym") is True
+        plus = 0 if is_plain or is_symmetric else 1
+        packed = stored.pack_numbers(place, layout, 1, grid.table, plus=plus)
         zeros = decoding.PerBlock(
-            stored.pack_numbers(place, layout, 1, grid.table, plus=plus), grid
+            decoding.SymmetricZeros(packed, middle) if is_symmetric else packed, grid
         )
     values = decoding.Scaled(
         numbers=stored.pack_numbers(0, layout, 0, (inputs, outputs)),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from weightctl.errors import WeightctlError
-from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes import SCHEMES
 from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
+from weightctl.schemes.settings import Settings, read_settings
 from weightctl.system.registry import load
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from weightctl.schemes.scheme import NameEndings, Scheme
     from weightctl.weights.info import Header, TensorInfo
@@ -26,6 +26,7 @@ __all__ = [
     "Quantized",
     "count_parameters",
     "find_quantized",
+    "list_layers",
     "list_scheme_tensors",
     "load_schemes",
     "read_entries",
@@ -65,20 +66,24 @@ class Quantized(NamedTuple):
 
 
 def find_quantized(
-    header: Header, config: Mapping[str, Any], read: Callable[[str], bytes]
+    header: Header, settings: Settings | None, read: Callable[[str], bytes]
 ) -> dict[str, Quantized]:
     """Return the weights that are stored in several tensors, by name, in the order of the file.
 
-    `config` is the content of config.json, or empty. `read` returns the bytes of a small tensor in
+    `settings` are by default those beside the files. `read` returns the bytes of a small tensor in
     little-endian order, and can raise `WeightctlError`. Tensors that do not fit together are not
     reported as a weight, without an error.
     """
     tensors, extents, content = header.tensors, header.extents, _Contents(read)
     found: dict[str, Quantized] = {}
     owner: dict[str, str] = {}
-    for mark in _find_marks(tensors):
+    marks = _find_marks(tensors)
+    if settings is None:
+        settings = read_settings(header.files) if marks else Settings({})
+    settings.assign(list_layers(tensors))
+    for mark in marks:
         for names, schemes in _find_ways(mark):
-            candidate = names.gather(tensors[mark], tensors, config, content)
+            candidate = names.gather(tensors[mark], tensors, settings, content)
             if candidate is None:
                 continue
             name, own = candidate.layer + names.weight, candidate.names
@@ -108,12 +113,12 @@ def list_scheme_tensors(header: Header) -> set[str]:
     This is decided by names and encodings. The result includes all tensors of `find_quantized`, and
     possibly others that do not form a weight.
     """
-    tensors = header.tensors
+    tensors, nothing = header.tensors, Settings({})
     return {
         tensor
         for mark in _find_marks(tensors)
         for names, _ in _find_ways(mark)
-        if (candidate := names.gather(tensors[mark], tensors, {}, _read_nothing))
+        if (candidate := names.gather(tensors[mark], tensors, nothing, _read_nothing))
         for tensor in candidate.names
     }
 
@@ -155,6 +160,11 @@ def _find_marks(names: Iterable[str]) -> list[str]:
     """Return the names that can be those of scales."""
     # Nearly all names have this ending, and no scales do.
     return [name for name in names if not name.endswith(".weight") and name.endswith(MARKS)]
+
+
+def list_layers(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of modules, which are those of tensors without the last segment."""
+    return (name.rpartition(".")[0] for name in names)
 
 
 def _read_nothing(_info: TensorInfo, _numbers: TensorInfo) -> None:
@@ -212,7 +222,7 @@ def read_entries(weights: Checkpoint) -> _Entries:
         source.read_into(name, 0, memoryview(raw))
         return bytes(raw)
 
-    quantized = find_quantized(header, config_beside(header.files), read)
+    quantized = find_quantized(header, None, read)
     part_of = {tensor: name for name, weight in quantized.items() for tensor in weight.tensors}
     entries: Mapping[str, Entry] = header.tensors
     if quantized:

@@ -19,13 +19,13 @@ from weightctl.schemes.scheme import (
     covers,
     divide_up,
 )
+from weightctl.schemes.settings import is_plain_comfy
 from weightctl.schemes.written import (
     SchemeOptions,
     WrittenScheme,
     accept_any,
     describe_compressed,
 )
-from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,8 +43,6 @@ __all__ = ["FP8", "FP8_BLOCK", "FP8_DYNAMIC", "SCHEME", "is_plain"]
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 _ZERO_ENDINGS = ("weight_zero_point", *_ZEROS)
-# ComfyUI's formats that need nothing but the scales.
-_COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
 
 
 def is_plain(candidate: Candidate) -> bool:
@@ -94,10 +92,9 @@ def _check_comfy(stored: SchemeTensors) -> None:
         document = json.loads(stored.raw(place))
     except (ValueError, RecursionError):
         document = None
-    kind = document.get("format") if is_object(document) else None
-    if kind not in _COMFY:
+    if not is_plain_comfy(document):
         raise stored.cannot_dequantize(
-            f"`{stored.tensors[place].info.name}` states the unsupported format {kind!r}"
+            f"`{stored.tensors[place].info.name}` states an unsupported format: {document!r}"
         )
 
 

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from struct import unpack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.text.untyped import is_list, is_object
+from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
+    from weightctl.schemes.settings import Settings
     from weightctl.weights.info import TensorInfo
 
 __all__ = [
@@ -43,8 +44,6 @@ __all__ = [
 # Usual widths first, because some small shapes fit several widths.
 BITS = (4, 8, 2, 3, 6, 5, 7, 1)
 _INTEGERS = {"I32": "i", "I64": "q"}
-# MLX's default for settings of a single layer.
-_MLX_GROUP = {"group_size": 64}
 
 
 class LogicalWeight(NamedTuple):
@@ -62,7 +61,7 @@ class LogicalWeight(NamedTuple):
 class Candidate(NamedTuple):
     """Tensors that can form a weight; `others` are by the endings of their names.
 
-    `config` is the content of config.json. `content` returns the bytes of a small tensor, given
+    `settings` are those of the model. `content` returns the bytes of a small tensor, given
     also the tensor of the stored values; None if they cannot be read.
     """
 
@@ -70,7 +69,7 @@ class Candidate(NamedTuple):
     numbers: TensorInfo
     scales: TensorInfo
     others: Mapping[str, TensorInfo]
-    config: Mapping[str, Any]
+    settings: Settings
     content: Callable[[TensorInfo, TensorInfo], bytes | None]
 
     @property
@@ -99,17 +98,12 @@ class Candidate(NamedTuple):
         return found if min(found) > 0 else None
 
     def setting(self, key: str) -> object:
-        """Return a quantization setting of this layer from the config; None if it is missing."""
-        settings = self.config.get("quantization") or self.config.get("quantization_config")
-        if not is_object(settings):
-            return None
-        own = settings.get(self.layer)
-        return {**_MLX_GROUP, **own}.get(key) if is_object(own) else settings.get(key)
+        """Return a quantization setting of this layer; None if it is missing."""
+        return self.settings.of(self.layer).value(key)
 
     def number(self, key: str) -> int:
         """Return a setting of this layer that is a positive integer; 0 if it is missing."""
-        found = self.setting(key)
-        return found if type(found) is int and found > 0 else 0
+        return self.settings.of(self.layer).number(key)
 
 
 def read_shape(shape: object) -> tuple[int, ...] | None:
@@ -173,7 +167,7 @@ class NameEndings(NamedTuple):
         self,
         scales: TensorInfo,
         tensors: Mapping[str, TensorInfo],
-        config: Mapping[str, Any],
+        settings: Settings,
         content: Callable[[TensorInfo, TensorInfo], bytes | None],
     ) -> Candidate | None:
         """Return the tensors that belong to these scales; None if they do not match."""
@@ -188,7 +182,7 @@ class NameEndings(NamedTuple):
             for ending in self.others
             if (info := tensors.get(layer + ending)) is not None
         }
-        return Candidate(layer, numbers, scales, others, config, content)
+        return Candidate(layer, numbers, scales, others, settings, content)
 
 
 # Tensors for activations, which do not change the weight.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.names import is_matrix_weight
 from weightctl.formats.huggingface import CONFIG, config, json_document
+from weightctl.schemes.settings import without_settings
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -27,13 +28,11 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 def make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
     """Return the config of a model whose weights are no longer quantized."""
-    document: dict[str, Any] = dict(config(header_of(stored).files))
+    document = config(header_of(stored).files)
     if not document:
         return {}
-    for key in ("quantization_config", "quantization"):
-        document.pop(key, None)
     try:
-        return {CONFIG: json_document(document)}
+        return {CONFIG: json_document(without_settings(document))}
     except RecursionError as error:
         raise ConversionError(
             f"{CONFIG} is nested too deeply, so its quantization settings cannot be removed",

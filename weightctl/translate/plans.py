@@ -15,11 +15,12 @@ from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.formats.huggingface import CONFIG, config, model_directory
+from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
 from weightctl.plan.plan import Described, Plan
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.schemes.settings import read_settings
 from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.patterns import select_names
@@ -209,7 +210,7 @@ def _decode_schemes(weights: Checkpoint, format_name: str, *, in_blocks: bool) -
 
 def _refuse_without_scales(weights: Checkpoint) -> None:
     """Raise `ConversionError` for values whose scales are missing."""
-    if "quantization_config" not in config(header_of(weights).files):
+    if not read_settings(header_of(weights).files):
         return
     for name, info in header_of(weights).tensors.items():
         dtype = info.encoding.dtype

@@ -17,6 +17,8 @@ from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.formats.training.writing import metadata_of
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
+from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.schemes.settings import SETTINGS_FILES
 from weightctl.storage.location import (
     has_commits,
     is_remote,
@@ -80,6 +82,10 @@ def describe(plan: Plan, where: Target) -> Outcome:
         for name, path in beside.items()
         if name not in made and (not plan.translation or is_license(name))
     }
+    # Files with quantization settings describe tensors that are stored in this way.
+    stale = [*carried.keys() & SETTINGS_FILES.keys()]
+    if stale and (plan.scheme or not list_scheme_tensors(plan.source.header)):
+        carried = {name: path for name, path in carried.items() if name not in stale}
     inputs = tuple(input_files(plan))
     return Outcome(where, parts, index, carried, documents, inputs, plan.consulted)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         PerBlock,
         PlainNumbers,
         Powers,
+        SymmetricZeros,
         Ternary,
     )
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
@@ -42,6 +43,7 @@ __all__ = [
     "ScaleUse",
     "Scaled",
     "SchemeTensors",
+    "SymmetricZeros",
     "Ternary",
     "WholeScale",
 ]
@@ -63,6 +65,7 @@ _NAMES = {
     "ScaleUse": "weightctl.schemes.decoding.whole_scales:ScaleUse",
     "Scaled": "weightctl.schemes.decoding.values:Scaled",
     "SchemeTensors": "weightctl.schemes.decoding.tensors:SchemeTensors",
+    "SymmetricZeros": "weightctl.schemes.decoding.tables:SymmetricZeros",
     "Ternary": "weightctl.schemes.decoding.tables:Ternary",
     "WholeScale": "weightctl.schemes.decoding.whole_scales:WholeScale",
 }

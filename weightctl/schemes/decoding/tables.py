@@ -32,6 +32,7 @@ __all__ = [
     "PlainNumbers",
     "Powers",
     "Region",
+    "SymmetricZeros",
     "Table",
     "Ternary",
 ]
@@ -232,6 +233,29 @@ class PackedNumbers:
             half = 1 << (self.layout.bits - 1)
             return (levels ^ np.uint8(half)).view(np.int8) - np.int8(half)
         return levels
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricZeros:
+    """Zero points of a symmetric range: all are `middle`, which some tools store minus one.
+
+    Engines do not read them.
+    """
+
+    stored: PackedNumbers
+    middle: int
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        """Return a rectangle; raises `ConversionError` if another zero point is stored."""
+        found = self.stored.read(inputs, region)
+        wrong = found[(found != self.middle) & (found != self.middle - 1)]
+        if wrong.size:
+            raise ConversionError(
+                f"`{inputs[self.stored.table.place].info.name}` stores the zero point {wrong[0]}, "
+                f"but the config states a symmetric range, whose zero point is {self.middle}",
+                hint="use the unquantized model as input",
+            )
+        return np.full_like(found, self.middle)
 
 
 @dataclass(frozen=True, slots=True)

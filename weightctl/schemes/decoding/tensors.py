@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.dtype import DType
 from weightctl.errors import ConversionError
-from weightctl.formats.huggingface import config as config_beside
 from weightctl.schemes.decoding.tables import (
     BlockGrid,
     Order,
@@ -22,11 +21,11 @@ from weightctl.schemes.decoding.tables import (
 )
 from weightctl.schemes.matching import find_quantized
 from weightctl.schemes.scheme import ACTIVATIONS
-from weightctl.text.untyped import is_list, is_object
+from weightctl.schemes.settings import read_settings
 from weightctl.weights.derived import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.decoding.whole_scales import WholeScale
     from weightctl.schemes.matching import Quantized
+    from weightctl.schemes.settings import Settings
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
@@ -44,53 +44,6 @@ __all__ = ["Decoding", "SchemeTensors", "find_scheme_tensors", "is_half"]
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # The maximum size of a tensor that is read at once: an order has a few bytes for each input.
 _MOST_READ = 16 << 20
-# Keys of the quantization settings in a config.json.
-_SETTINGS = ("quantization_config", "quantization", "compression_config")
-
-
-class Settings:
-    """The quantization settings of a config.json, which can be untrusted; empty if it has none.
-
-    Models of text and images can have them in the config of the text model.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._found: Mapping[str, Any] = {}
-        text = config.get("text_config")
-        for document in (config, text if is_object(text) else {}):
-            for key in _SETTINGS:
-                found = document.get(key)
-                if is_object(found) and not self._found:
-                    self._found = found
-
-    def of(self, layer: str) -> Settings:
-        """Return the settings of a layer, which can override the common settings."""
-        own = self._found.get(layer)
-        made = Settings({})
-        made._found = {**self._found, **own} if is_object(own) else self._found  # of this class
-        return made
-
-    def text(self, key: str) -> str:
-        """Return a setting that is a string, in lower case; empty if it is missing."""
-        found = self._found.get(key)
-        return found.lower() if isinstance(found, str) else ""
-
-    def sizes(self, axis: int) -> tuple[int, ...]:
-        """Return the block sizes that are stated for an axis, counted from the end: -1 or -2."""
-        return tuple(size for size in self._sizes(axis) if type(size) is int and size > 0)
-
-    def _sizes(self, axis: int) -> Iterator[Any]:
-        groups = self._found.get("config_groups")
-        groups = groups.values() if is_object(groups) else ()
-        weights = [group.get("weights") for group in groups if is_object(group)]
-        for settings in (self._found, *filter(is_object, weights)):
-            for key in ("weight_block_size", "block_structure"):
-                blocks = settings.get(key)
-                if is_list(blocks) and len(blocks) == 2:
-                    yield blocks[axis]
-            if axis == -1:
-                yield settings.get("group_size")
-                yield settings.get("q_group_size")
 
 
 class Decoding(NamedTuple):
@@ -316,14 +269,15 @@ class SchemeTensors:
         return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
 
 
-def find_scheme_tensors(source: Source) -> dict[str, SchemeTensors]:
+def find_scheme_tensors(
+    source: Source, settings: Settings | None = None
+) -> dict[str, SchemeTensors]:
     """Return the stored tensors of each quantized weight, in the order of the first tensors.
 
-    Only small tensors that state shapes are read.
+    Only small tensors that state shapes are read. `settings` are by default those beside the files.
     """
     header = source.header
-    config = config_beside(header.files)
-    settings = Settings(config)
+    settings = read_settings(header.files) if settings is None else settings
 
     def read(name: str) -> bytes:
         made = bytearray(header.tensors[name].nbytes)
@@ -336,7 +290,7 @@ def find_scheme_tensors(source: Source) -> dict[str, SchemeTensors]:
             tuple(StoredTensor(source, tensor) for tensor in weight.tensors),
             settings.of(name.removesuffix(".weight")),
         )
-        for name, weight in find_quantized(header, config, read).items()
+        for name, weight in find_quantized(header, settings, read).items()
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from weightctl.schemes.decoding.tables import Region
 from weightctl.schemes.decoding.tensors import find_scheme_tensors, is_half
 from weightctl.schemes.decoding.values import Scaled
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.schemes.settings import is_plain_comfy
+from weightctl.text.untyped import is_object
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.decoding.whole_scales import WholeScale
+    from weightctl.schemes.settings import Settings
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import Source
@@ -40,6 +44,8 @@ _AREA = 1 << 20
 _SQUARE = 128
 # The limit of bytes of scales that are read for a model, to determine whether blocks can hold them.
 _MOST_READ = 2 << 30
+# The tensor and the metadata with which ComfyUI marks quantized weights.
+_MARKER, _METADATA = "scaled_fp8", "_quantization_metadata"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,12 +166,20 @@ def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) 
         start = end
 
 
-def merge_scheme_tensors(source: Source, *, in_blocks: bool, keeps_shapes: bool) -> Checkpoint:
+def merge_scheme_tensors(
+    source: Source,
+    settings: Settings,
+    notes: tuple[str, ...] = (),
+    *,
+    in_blocks: bool,
+    keeps_shapes: bool,
+) -> Checkpoint:
     """Return the tree of `dequantize_weights`, for a source with at least one quantized weight."""
     header = source.header
-    found = find_scheme_tensors(source)
+    found = find_scheme_tensors(source, settings)
     owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
     _refuse_rest(header, owner)
+    _refuse_marked(header)
     decoded = {name: _decode(each) for name, each in found.items()}
     cost = sum(_cost(found[name], each) for name, each in decoded.items())
     whole = {
@@ -184,15 +198,16 @@ def merge_scheme_tensors(source: Source, *, in_blocks: bool, keeps_shapes: bool)
             tensors[owner[name]] = whole[owner[name]]
         elif is_activation_scale(info):
             left_out.append(name)
-        else:
+        elif name.rpartition(".")[2] != _MARKER:
             tensors[name] = StoredTensor(source, name)
-    notes: tuple[str, ...] = ()
     if left_out:
         notes = (
+            *notes,
             (f"{len(left_out)} scales of activations are not written, for example `{left_out[0]}`"),
         )
     aliases = _aliases(header, tensors, owner)
-    return Checkpoint(Derived(source, tensors, header.metadata, aliases, notes))
+    metadata = {key: value for key, value in header.metadata.items() if key != _METADATA}
+    return Checkpoint(Derived(source, tensors, metadata, aliases, notes))
 
 
 def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
@@ -208,10 +223,32 @@ def _refuse_rest(header: Header, owner: Mapping[str, str]) -> None:
             )
 
 
+def _refuse_marked(header: Header) -> None:
+    """Raise `ConversionError` for weights that the metadata states to be in other formats."""
+    stated = header.metadata.get(_METADATA)
+    try:
+        document: Any = json.loads(str(stated.content)) if stated else None
+    except (ValueError, RecursionError):
+        document = None
+    layers = document.get("layers") if is_object(document) else None
+    for name, each in layers.items() if is_object(layers) else ():
+        if not is_plain_comfy(each):
+            raise ConversionError(
+                f"the metadata `{_METADATA}` states an unsupported format of `{name}`: {each!r}",
+                hint="use the unquantized model as input",
+            )
+
+
 def _decode(stored: SchemeTensors) -> Decoding:
     decode = stored.weight.scheme.decode
     if decode is None or not stored.shape:
         raise stored.cannot_dequantize("weightctl does not support this scheme")
+    stated = stored.settings.bits
+    if stated and stored.bits and stated != stored.bits:
+        raise stored.cannot_dequantize(
+            f"{stored.settings.where} states {stated} bits, but the shapes of its tensors fit "
+            f"{stored.bits} bits"
+        )
     return decode(stored)
 
 
