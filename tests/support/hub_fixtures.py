@@ -6,11 +6,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from once import once
+from once import once, shared
 from real_files import CACHE, require_download
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Iterator
 
     from servers.hub import HubServer
 
@@ -134,9 +135,9 @@ def download(hub: HubServer, where: Path, model: str = NEW_MODEL, revision: str 
     return type(where)(found)
 
 
-# Servers of object stores that others wrote, started on this machine: second opinions.
-# Those for Node.js are fetched once, by version, into the cache of the tests, with `pytest
-# --fetch`.
+# Servers of object stores that others wrote, started on this machine: second opinions. All workers
+# of a run share them, and the process that waits for the workers ends them. Those for Node.js are
+# fetched once, by version, into the cache of the tests, with `pytest --fetch`.
 
 # What they depend on is of this date or older, so that each machine fetches the same.
 _PACKAGES = ("azurite@3.37.0", "s3rver@3.7.1")
@@ -144,74 +145,83 @@ _BEFORE = "2026-11-20"
 _START_SECONDS = 60.0
 
 
+_SERVERS = "servers"
+# Those that this process has started: an object that is gone would warn that its process runs.
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
 @pytest.fixture(scope="session")
-def ports(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Generator[Callable[[str], int], None, None]:
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
     """Return the port of a real server, which starts when its port is asked for first."""
-    known: dict[str, int] = {}
-    runs = {"azurite": run_azurite, "moto": run_moto, "s3rver": run_s3rver}
-    with ExitStack() as stack:
+    starts = {"azurite": start_azurite, "moto": start_moto, "s3rver": start_s3rver}
+    directory = shared(tmp_path_factory) / _SERVERS
 
-        def port_of(kind: str) -> int:
-            if kind not in known:
-                known[kind] = stack.enter_context(runs[kind](tmp_path_factory.mktemp(kind)))
-            return known[kind]
+    def start(kind: str, half: Path) -> None:
+        (scratch := directory / f"of-{kind}").mkdir(exist_ok=True)
+        half.write_text(json.dumps(starts[kind](scratch)))
 
-        yield port_of
+    def port_of(kind: str) -> int:
+        port, _ = json.loads(once(directory / kind, lambda half: start(kind, half)).read_text())
+        return int(port)
+
+    return port_of
 
 
-@contextmanager
-def run_azurite(scratch: Path) -> Generator[int, None, None]:
-    """Run Microsoft's emulator of Azure Blob Storage; return its port."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    for path in (base / _SERVERS).glob("*"):
+        if path.is_file() and path.stat().st_size:
+            _, process = json.loads(path.read_text())
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+    for each in _STARTED:
+        each.wait()
+
+
+def start_azurite(scratch: Path) -> tuple[int, int]:
+    """Start Microsoft's emulator of Azure Blob Storage; return its port and process."""
     script = _modules() / "azurite/dist/src/blob/main.js"
     flags = ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent"]
     command = [_node(), str(script), "--blobHost", "127.0.0.1", "--blobPort", "0", *flags]
-    with _running(command, scratch, r"listens on http://127\.0\.0\.1:(\d+)") as port:
-        yield port
+    return _start(command, scratch, r"listens on http://127\.0\.0\.1:(\d+)")
 
 
-@contextmanager
-def run_s3rver(scratch: Path) -> Generator[int, None, None]:
-    """Run s3rver, a server with the API of S3; return its port."""
+def start_s3rver(scratch: Path) -> tuple[int, int]:
+    """Start s3rver, a server with the API of S3; return its port and process."""
     script = _modules() / "s3rver/bin/s3rver.js"
     port = _free_port()
     flags = ["--directory", str(scratch / "objects"), "--address", "127.0.0.1", "--port", str(port)]
-    command = [_node(), str(script), *flags]
-    with _running(command, scratch, rf"127\.0\.0\.1:({port})"):
-        yield port
+    return _start([_node(), str(script), *flags], scratch, rf"127\.0\.0\.1:({port})")
 
 
-@contextmanager
-def run_moto(scratch: Path) -> Generator[int, None, None]:
-    """Run moto's server of S3, without a least size of parts; return its port."""
+def start_moto(scratch: Path) -> tuple[int, int]:
+    """Start moto's server of S3, without a least size of parts; return its port and process."""
     port = _free_port()
     command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(port)]
-    with _running(command, scratch, rf"127\.0\.0\.1:({port})", S3_UPLOAD_PART_MIN_SIZE="1"):
-        yield port
+    return _start(command, scratch, rf"127\.0\.0\.1:({port})", S3_UPLOAD_PART_MIN_SIZE="1")
 
 
-@contextmanager
-def _running(
-    command: list[str], scratch: Path, pattern: str, **environment: str
-) -> Generator[int, None, None]:
-    """Run a server until the block ends; `pattern` finds its port in what it prints."""
-    scratch.mkdir(parents=True, exist_ok=True)
+def _start(command: list[str], scratch: Path, pattern: str, **environment: str) -> tuple[int, int]:
+    """Start a server that outlives a worker; `pattern` finds its port in what it prints."""
     log = scratch / "log.txt"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
+    with log.open("wb") as output:
+        process = subprocess.Popen(
             command,
             cwd=scratch,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"PYTHONWARNINGS": ""} | environment,
-        ) as process,
-    ):
-        try:
-            yield _wait_for(process, log, pattern)
-        finally:
-            process.kill()
+        )
+    _STARTED.append(process)
+    try:
+        return _wait_for(process, log, pattern), process.pid
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _wait_for(process: subprocess.Popen[bytes], log: Path, pattern: str) -> int:

@@ -225,6 +225,11 @@ from weightctl.write import journal
 limit = int(sys.argv[2])
 if sys.argv[1]:
     journal.BEGIN_AFTER = float(sys.argv[1])
+if sys.argv[3]:
+    from weightctl.storage.remote import s3_uploads, upload
+    upload.PART = s3_uploads.PartUploads.least_part = s3_uploads.S3Uploads.least_part = int(
+        sys.argv[3]
+    )
 
 # The calls that a run can be struck at, those that begin what is of interest, and when: before a
 # call, behind it, or both. A signal that comes during a call is answered behind it.
@@ -340,12 +345,12 @@ class Strikes:
 
 @contextmanager
 def strikes(
-    scratch: Path, *, begin_after: float | None = None, limit: int = 5
+    scratch: Path, *, begin_after: float | None = None, limit: int = 5, part: int | None = None
 ) -> Generator[Strikes, None, None]:
     """Start the process that the runs are forked from.
 
     Journals begin after some seconds, if the number is given. A run of more than `limit` seconds is
-    ended.
+    ended. `part` is the size of parts of uploads.
     """
     # A process with threads cannot be forked safely.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
@@ -356,6 +361,7 @@ def strikes(
             _PROGRAM_strikes,
             "" if begin_after is None else str(begin_after),
             str(limit),
+            "" if part is None else str(part),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -63,6 +63,7 @@ def serve_s3(
         server.create_bucket(BUCKET, smallest_part=_PART)
         monkeypatch.setattr(upload, "PART", _PART)
         monkeypatch.setattr(S3Uploads, "least_part", _PART)
+        monkeypatch.setattr(requests, "_FIRST_WAIT", 0.01)
         for name, value in {
             "AWS_ENDPOINT_URL": server.url,
             "AWS_ACCESS_KEY_ID": KEY.access,
@@ -144,6 +145,7 @@ def serve(
     """Run a store; `ports` returns the port of a real server by its name."""
     monkeypatch.setattr(upload, "PART", PART)
     monkeypatch.setattr(PartUploads, "least_part", PART)
+    monkeypatch.setattr(requests, "_FIRST_WAIT", 0.01)
     monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "5")
     if kind == "s3":
         with serve_s3(monkeypatch) as s3:

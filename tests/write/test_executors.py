@@ -25,7 +25,7 @@ from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, ru
 from weightctl.write.journal import Purpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
 KINDS = {
     "gguf": ("out.gguf", {"quant": "Q4_K"}),
@@ -46,6 +46,13 @@ def make_model(path: Path, *, count: int = 8, rows: int = 512) -> Path:
 
 
 @pytest.fixture(scope="module")
+def workers() -> Generator[ProcessExecutor, None, None]:
+    """Two processes, for tests that would find nothing else in new ones."""
+    with ProcessExecutor(2) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model") / "model.safetensors")
 
@@ -57,14 +64,17 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", usual(["gguf", "copy"], KINDS))
-def test_the_output_of_processes_has_the_same_bytes(kind: str, model: Path, tmp_path: Path) -> None:
+def test_the_output_of_processes_has_the_same_bytes(
+    kind: str, model: Path, tmp_path: Path, workers: ProcessExecutor
+) -> None:
     name, options = KINDS[kind]
     single, distributed = tmp_path / "single" / name, tmp_path / "distributed" / name
     for each in (single, distributed):
         each.parent.mkdir()
     made: list[int] = []
     one = convert(model, single, **options)
-    other = convert(model, distributed, **options, on="processes:2", progress=made.append)
+    on = "processes:2" if kind == "gguf" else workers
+    other = convert(model, distributed, **options, on=on, progress=made.append)
     assert contents(distributed) == contents(single)
     assert other.losses == one.losses
     assert sum(made) == sum(item.info.nbytes for item in other.plan.items)
@@ -82,13 +92,14 @@ def test_any_executor_can_do_the_work(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files of processes")
-def test_workers_that_stay_have_no_output_open(model: Path, tmp_path: Path) -> None:
-    with ProcessExecutor(2) as executor:
-        convert(model, tmp_path / "out.gguf", quant="Q8_0", on=executor)
-        workers = executor.process_ids()
-        files = [each for worker in workers for each in Path(f"/proc/{worker}/fd").iterdir()]
-        opened = [os.readlink(each) for each in files]
-    assert workers
+def test_workers_that_stay_have_no_output_open(
+    model: Path, tmp_path: Path, workers: ProcessExecutor
+) -> None:
+    convert(model, tmp_path / "out.gguf", quant="Q8_0", on=workers)
+    numbers = workers.process_ids()
+    files = [each for number in numbers for each in Path(f"/proc/{number}/fd").iterdir()]
+    opened = [os.readlink(each) for each in files]
+    assert numbers
     assert opened
     assert [each for each in opened if each.startswith(str(tmp_path))] == []
 
@@ -137,7 +148,7 @@ with ProcessExecutor(2) as executor:
 """
 
 
-@pytest.mark.parametrize("on", ["processes:2", None])
+@pytest.mark.parametrize("on", usual(["processes:2"], ["processes:2", None]))
 def test_a_run_that_is_killed_is_continued(on: str | None, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model.safetensors", count=32)
     convert(model, tmp_path / "single.gguf", quant="Q4_K")
@@ -171,12 +182,14 @@ def is_running(process_id: int) -> bool:
         return False
 
 
-def test_the_error_of_a_worker_is_the_error_of_the_run(tmp_path: Path) -> None:
+def test_the_error_of_a_worker_is_the_error_of_the_run(
+    tmp_path: Path, workers: ProcessExecutor
+) -> None:
     values = np.ones((512, 512), np.float32)
     values[100, 5] = np.nan
     save_file({"layer.weight": values}, tmp_path / "model.safetensors")
     messages: list[str] = []
-    for on in (None, "processes:2"):
+    for on in (None, workers):
         with pytest.raises(ConversionError) as caught:
             convert(tmp_path / "model.safetensors", tmp_path / "out.gguf", quant="Q4_K", on=on)
         messages.append(str(caught.value))
@@ -238,14 +251,18 @@ def sharded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_shards_have_the_same_bytes(model: Path, sharded: Path, tmp_path: Path) -> None:
-    shard(model, tmp_path / "tp2", tp=2, rules=RULES, on="processes:2")
+def test_shards_have_the_same_bytes(
+    model: Path, sharded: Path, tmp_path: Path, workers: ProcessExecutor
+) -> None:
+    shard(model, tmp_path / "tp2", tp=2, rules=RULES, on=workers)
     assert contents(tmp_path / "tp2") == contents(sharded)
 
 
-def test_gathered_shards_have_the_same_bytes(sharded: Path, tmp_path: Path) -> None:
+def test_gathered_shards_have_the_same_bytes(
+    sharded: Path, tmp_path: Path, workers: ProcessExecutor
+) -> None:
     gather(sharded, tmp_path / "single.safetensors")
-    gather(sharded, tmp_path / "other.safetensors", on="processes:2")
+    gather(sharded, tmp_path / "other.safetensors", on=workers)
     assert contents(tmp_path / "other.safetensors") == contents(tmp_path / "single.safetensors")
 
 

@@ -87,7 +87,7 @@ def test_workers_gather_shards_of_a_store(model: str, server: S3Server) -> None:
 PART = 1 << 18
 
 
-@pytest.mark.parametrize("work", ["gguf", "parts", "shards"])
+@pytest.mark.parametrize("work", usual(["shards"], RANKS))
 def test_ranks_write_objects_with_the_same_bytes(work: str, model: str, server: S3Server) -> None:
     name, command, options = RANKS[work]
     WORKS[work](model, f"s3://{BUCKET}/one/out")

@@ -339,7 +339,7 @@ def put_back(source: Path, directory: Path, grid: Grid, rules: CutRulesLike | No
 
 
 @pytest.mark.parametrize("format_name", KEPT_BY)
-@pytest.mark.parametrize("ranks", usual([1, 3, 8], COUNTS))
+@pytest.mark.parametrize("ranks", usual([1, 3], COUNTS))
 @given(data=st.data())
 @settings(max_examples=3)
 def test_every_strategy_gives_back_what_it_cut(
@@ -372,12 +372,9 @@ GRIDS = [
     ("bert", Grid(3, 1, 2)), ("mixtral", Grid(1, 3)), ("mixtral", Grid(2, 4, 2)),
     ("qwen3moe", Grid(4, 2, 2)),
 ]  # fmt: skip
-USUAL_FAMILIES = ("gpt2", "qwen3moe")
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"), usual([row for row in GRIDS if row[0] in USUAL_FAMILIES], GRIDS)
-)
+@pytest.mark.parametrize(("name", "grid"), usual([("qwen3moe", Grid(4, 2, 2))], GRIDS))
 def test_models_of_every_family_come_back(
     name: str, grid: Grid, family: Callable[[str], Made], tmp_path: Path
 ) -> None:
@@ -385,10 +382,13 @@ def test_models_of_every_family_come_back(
     assert contents_of(put_back(source, tmp_path, grid)) == contents_of(source)
 
 
-@pytest.mark.parametrize(
-    ("option", "dtype"), [("--dtype", "f32"), ("--quant", "q8_0"), ("--quant", "q4_k_m")]
-)
-@pytest.mark.parametrize(("name", "grid"), [("mixtral", Grid(1, 2, 2)), ("qwen2", Grid(1, 1, 2))])
+@pytest.mark.parametrize(("option", "dtype", "name", "grid"), usual([
+    ("--quant", "q4_k_m", "mixtral", Grid(1, 2, 2)), ("--quant", "q8_0", "qwen2", Grid(1, 1, 2)),
+], [
+    (*stored, *cut)
+    for stored in [("--dtype", "f32"), ("--quant", "q8_0"), ("--quant", "q4_k_m")]
+    for cut in [("mixtral", Grid(1, 2, 2)), ("qwen2", Grid(1, 1, 2))]
+]))  # fmt: skip
 def test_models_of_gguf_come_back(
     name: str,
     grid: Grid,

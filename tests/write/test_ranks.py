@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightctl
+from commands import run_command
+from each import usual
 from rank_processes import end_ranks, errors_of, run_ranks, start_rank
 from weightctl import convert, shard
 from weightctl.errors import ConversionError, OutputError
@@ -77,7 +80,7 @@ def work_of(work: str, model: Path, folder: Path) -> tuple[str, Path, Path, dict
     return command, model, folder / name, options
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("work", usual(["parts", "shards"], WORKS))
 def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> None:
     single = write_single(work, model, tmp_path / "single")
     order = random.Random(work).sample(range(4), 4)
@@ -118,8 +121,9 @@ def test_ranks_that_run_one_after_the_other_write_the_same_bytes(
     assert outputs_in(out.parent) == [out.name]
 
 
-@pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize("ranks", [2, None])
+@pytest.mark.parametrize(
+    ("ranks", "work"), usual([(2, "gguf"), (None, "shards")], product([2, None], WORKS))
+)
 def test_a_rank_that_is_started_again_after_the_end_has_nothing_to_do(
     work: str, ranks: int | None, model: Path, tmp_path: Path
 ) -> None:
@@ -355,8 +359,8 @@ def test_one_of_the_ranks_writes_the_report(model: Path, tmp_path: Path) -> None
     assert [each["workers"]["is_last"] for each in printed].count(True) == 1
     merged = json.loads(report.read_text())
     out.unlink()
-    alone = [*command[:-4], "--report", str(single)]
-    subprocess.run(alone, check=True, stdout=subprocess.PIPE)
+    alone = run_command("convert", model, out, "--json", "--quant", "Q4_K", "--report", single)
+    assert alone.returncode == 0, alone.stderr
     wanted = json.loads(single.read_text())
     for name in ("seconds", "bytes_per_second", "workers"):
         merged.pop(name)

@@ -50,14 +50,13 @@ OUTPUTS: Mapping[str, tuple[str, dict[str, str]]] = {
 # What the default tests have of all stores, faults and outputs: each fault, in the server of S3 of
 # the tests, and in the others those that their clients answer in their own way.
 READS = [
-    *((S3_STORE, fault) for fault in READ_FAULTS),
-    *product(["gs", "azurite"], ["short body", "changed ETag"]),
-    *product(["web", "hub"], ["reset", "403"]),
-]
+    *((S3_STORE, fault) for fault in READ_FAULTS if fault != "401"),
+    ("gs", "short body"), ("azurite", "changed ETag"), ("web", "reset"), ("hub", "403"),
+]  # fmt: skip
 WRITES = [
-    *((S3_STORE, fault, "a directory") for fault in WRITE_FAULTS),
-    *product(["gs", "azurite"], ["lost answer", "403"], ["a file"]),
-]
+    *((S3_STORE, fault, "a directory") for fault in WRITE_FAULTS if fault != "401"),
+    ("gs", "lost answer", "a file"), ("azurite", "403", "a file"),
+]  # fmt: skip
 
 
 def and_in_long_tests(few: Iterable[tuple[str, ...]], *names: Iterable[str]) -> list[Any]:

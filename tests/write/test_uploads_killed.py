@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outcomes import random_model, strikes
-from tested_stores import serve, visible
+from tested_stores import PART, serve, visible
 from weightctl import convert
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 # By name: the output, and options.
 OUTPUTS = {
     "a file": ("out.safetensors", ()),
-    "a directory with parts": ("out/", ("--dtype", "f32", "--max-shard-size", "20MB")),
+    "a directory with parts": ("out/", ("--dtype", "f32", "--max-shard-size", "5MB")),
 }
 
 
 @pytest.fixture(scope="module")
 def model(scratch: Path) -> Path:
-    """A model of 50 MB, so that it has several parts of the size that uploads have."""
-    return random_model(scratch / "model", 3, 4096)
+    """A model of 12 MB, so that it has dozens of parts of the size that uploads have."""
+    return random_model(scratch / "model", 3, 1024)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def store(
 def struck(store: TestedStore, scratch: Path) -> Generator[Strikes, None, None]:
     # The runs are processes of their own, with the environment that leads to the server.
     assert store.server.port
-    with strikes(scratch, begin_after=0, limit=60) as running:
+    with strikes(scratch, begin_after=0, limit=60, part=PART) as running:
         yield running
 
 
@@ -79,7 +79,7 @@ def test_kill_9_at_random_moments_is_continued(
             store.put(f"in/{path.name}", path.read_bytes())
     (here := scratch / "here").mkdir()
     convert(
-        model, f"{here}/{name}", **({"dtype": "f32", "max_shard_size": "20MB"} if options else {})
+        model, f"{here}/{name}", **({"dtype": "f32", "max_shard_size": "5MB"} if options else {})
     )
     whole = {
         str(path.relative_to(here)): path.read_bytes() for path in here.rglob("*") if path.is_file()
