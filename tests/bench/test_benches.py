@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import cluster
-import streaming
 from cluster import Inputs
 from commands import ROOT
 from each import each
@@ -168,6 +167,8 @@ def test_the_generation_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_second_run_reads_at_most_half(
     size: str, memory: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    import streaming  # and with it torch
+
     assert not streaming.main(["--size", size, "--memory", memory])
     assert "(target 0.5)" in capsys.readouterr().out
 

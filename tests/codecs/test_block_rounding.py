@@ -122,9 +122,11 @@ def assert_as_in_numpy(rounding: Rounding, values: F32, level: int, source: str 
 @each_level
 @each_case
 def test_tiles_of_all_kinds_are_rounded_as_in_numpy(case: str, level: int) -> None:
+    # Only blocks of 128 rows need so many.
+    count = 130 if case == "FP8_BLOCK" else 33
     for width in CASES[case].widths:
         for values in tiles(width).values():
-            assert_as_in_numpy(CASES[case].make(width), values, level)
+            assert_as_in_numpy(CASES[case].make(width), values[:count], level)
 
 
 @each_level

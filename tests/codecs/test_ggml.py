@@ -106,25 +106,26 @@ def assert_kernels_give(
         np.testing.assert_array_equal(held.view(np.uint32), numbers.view(np.uint32), name)
 
 
-def small_example(rows: str, name: str) -> tuple[F32, F32 | None]:
-    numbers, importance = example(rows, name)
-    return numbers[:2, :512], None if importance is None else importance[:512]
+@cache
+def small_examples(importance: str) -> tuple[F32, F32 | None]:
+    """Return two rows of each of some kinds, under each other, and the importance of columns."""
+    made = [example(rows, importance) for rows in SOME_ROWS]
+    weights = made[0][1]
+    return (
+        np.concatenate([rows[:2, :512] for rows, _ in made]),
+        None if weights is None else weights[:512],
+    )
 
 
 @each("encoding", BLOCKS)
-@each("rows", SOME_ROWS)
-def test_kernels_give_the_bytes_of_the_definition(encoding: str, rows: str) -> None:
-    for name in SOME_IMPORTANCE:
-        numbers, importance = small_example(rows, name)
-        ours = encoded(definition(ENCODINGS[encoding]), encoding, numbers, importance)
-        assert_kernels_give(ours, encoding, numbers, importance, name)
-
-
-@each("encoding", QUICK)
-@each("rows", SOME_ROWS)
-def test_encoding_gives_the_bytes_of_ggml(encoding: str, rows: str) -> None:
-    for name in SOME_IMPORTANCE:
-        assert_as_ggml(encoding, *small_example(rows, name))
+@each("importance", SOME_IMPORTANCE)
+def test_encoding_gives_the_bytes_of_ggml_at_every_level(encoding: str, importance: str) -> None:
+    rows, weights = small_examples(importance)
+    ours = encoded(definition(ENCODINGS[encoding]), encoding, rows, weights)
+    assert_kernels_give(ours, encoding, rows, weights)
+    if encoding in QUICK:
+        small = np.abs(rows).max(axis=1) <= (LARGEST_IN_GRIDS if encoding in GRIDS else np.inf)
+        assert_those_of_ggml(ours[small], encoding, rows[small], weights)
 
 
 @pytest.mark.long
@@ -159,7 +160,7 @@ def assert_many_blocks_are_those_of_ggml(encoding: str, count: int) -> None:
 
 
 def assert_rows_of_any_length_are_those_of_ggml(encoding: str) -> None:
-    for shape in ((1, 256), (3, 256), (1, 16 * 1024 + 256), (2, 32 * 1024)):
+    for shape in ((1, 256), (3, 256), (2, 16 * 1024 + 256)):
         rng = np.random.default_rng(22)
         for importance in (None, rng.gamma(0.5, 1, shape[1]).astype(np.float32)):
             rows = rng.standard_normal(shape).astype(np.float32)
@@ -168,7 +169,7 @@ def assert_rows_of_any_length_are_those_of_ggml(encoding: str) -> None:
 
 @each("encoding", QUICK)
 def test_many_blocks_have_the_bytes_of_ggml(encoding: str) -> None:
-    assert_many_blocks_are_those_of_ggml(encoding, 72)
+    assert_many_blocks_are_those_of_ggml(encoding, 24)
 
 
 @each("encoding", QUICK)
@@ -519,7 +520,7 @@ def test_any_number_of_blocks_is_encoded(encoding: str) -> None:
     rows = rng.standard_normal((1, 40 * kind.block), np.float32)
     whole = encoded(definition(kind), encoding, rows, None)
     for name, codec in twins(encoding):
-        for count in range(1, 40) if name != "NumPy" else (1, 2, 7, 39):
+        for count in (*range(1, 18), 31, 32, 33, 39) if name != "NumPy" else (1, 7, 39):
             some = encoded(codec, encoding, rows[:, : count * kind.block], None)
             expected = whole[:, : count * kind.size]
             np.testing.assert_array_equal(some, expected, err_msg=f"{name}, {count} blocks")
