@@ -11,11 +11,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from each import usual
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import FORMATS
@@ -31,6 +33,14 @@ if TYPE_CHECKING:
     Run = Callable[..., Completed]
 
 EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
+# Both names of stdout, each with some of the formats.
+EACH_PLACE = pytest.mark.parametrize(
+    ("name", "out"),
+    usual(
+        [("gguf", "-"), ("pytorch", "-"), ("safetensors", "/dev/stdout")],
+        product(FORMATS, ["-", "/dev/stdout"]),
+    ),
+)
 COMMAND = f"{sys.executable} -m weightctl convert"
 
 
@@ -116,8 +126,7 @@ def test_a_named_pipe_is_not_replaced_by_a_file_even_with_force(
     assert os.listdir(tmp_path) == ["out.gguf"]
 
 
-@EACH_FORMAT
-@pytest.mark.parametrize("out", ["-", "/dev/stdout"])
+@EACH_PLACE
 def test_stdout_gets_what_a_file_would_through_a_pipe(
     tiny_llama: Path, whole: dict[str, bytes], name: str, out: str
 ) -> None:
@@ -126,8 +135,7 @@ def test_stdout_gets_what_a_file_would_through_a_pipe(
     assert done.stdout == whole[name]
 
 
-@EACH_FORMAT
-@pytest.mark.parametrize("out", ["-", "/dev/stdout"])
+@EACH_PLACE
 def test_stdout_gets_what_a_file_would_when_it_is_a_file(
     tiny_llama: Path, whole: dict[str, bytes], tmp_path: Path, name: str, out: str
 ) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from shutil import copyfile
 from typing import TYPE_CHECKING
 
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 
 from imatrix_models import EXPERTS, TEXT, TINY, mixture_directory, tiny_llama
+from ready_children import run_ready
 from weightctl import convert
 from weightctl.calibrate import make_imatrix
 from weightctl.calibrate.chunks import BUILT_IN, read_texts
@@ -90,8 +89,8 @@ def test_a_run_that_was_killed_continues_with_the_next_layer(
     measured: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.gguf"
-    command = [sys.executable, "-c", KILLED, str(TINY), str(out), str(TEXT)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    done = run_ready(KILLED, TINY, out, TEXT, imports=["torch"])
+    assert done.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert left.name.startswith("out.gguf.weightctl-")
     made = make_imatrix(TINY, out, **SHORT)

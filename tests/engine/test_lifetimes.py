@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from each import each
 from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
 from graphics import on_a_gpu
 from lazy import torch
+from ready_children import run_ready
 from runs import graph_of
 from watched_op import watched
 from weightctl import (
@@ -204,9 +203,8 @@ def test_streamed_weights_do_not_add_up_in_memory(tmp_path: Path) -> None:
     arrays |= {f"layers.{n}.b": bias for n in range(30)}
     path = stored(tmp_path / "a.safetensors", **arrays)
     program = LARGE.format(folders=FOLDERS, path=str(path))
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    done = run_ready(program, imports=["torch"])
+    assert done.returncode == 0, done.stderr
     # 30 matrices of 4.2 MB each: one or two at a time, of a tree or of its data, or all of them.
     streamed, mapped, resident = map(float, done.stdout.split())
     assert streamed < 30, done.stdout
@@ -215,7 +213,8 @@ def test_streamed_weights_do_not_add_up_in_memory(tmp_path: Path) -> None:
 
 
 def test_small_outputs_that_are_kept_do_not_keep_the_memory_of_large_values() -> None:
-    done = subprocess.run([sys.executable, "-c", SMALL], capture_output=True, text=True, check=True)
+    done = run_ready(SMALL, imports=["torch"])
+    assert done.returncode == 0, done.stderr
     # 20 values of 16 MB each were made beside them.
     assert float(done.stdout) < 160, done.stdout
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -15,6 +13,7 @@ from each import each
 from engine_graphs import CPU, F32, loaded, numbers, ran
 from graphics import on_a_gpu
 from lazy import torch
+from ready_children import run_ready
 from rows import in_blocks
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.codecs import transcode
@@ -214,8 +213,8 @@ def test_a_process_may_have_used_the_older_settings() -> None:
         "    pass\n"
         "assert torch.backends.cuda.matmul.allow_tf32\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
+    done = run_ready(
+        f"import warnings; warnings.simplefilter('ignore')\n{program}", imports=["torch"]
     )
     assert (done.returncode, done.stderr) == (0, "")
 

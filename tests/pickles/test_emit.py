@@ -18,7 +18,7 @@ from lazy import torch
 from weightctl.formats.pickles.emit import LONGEST_INTEGER, Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
 
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 LONGEST = (1 << 8 * LONGEST_INTEGER - 1) - 1
 EDGES = [0, 255, 256, 65535, 65536, -1, (1 << 31) - 1, 1 << 31, -(1 << 31), -(1 << 31) - 1,
          1 << 63, -(1 << 63), (1 << 64) - 1, LONGEST, -LONGEST - 1]  # fmt: skip

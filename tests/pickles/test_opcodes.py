@@ -20,7 +20,7 @@ from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
 from weightctl.formats.pickles.scan import names
 from weightctl.storage.byte_range import HeldRange
 
-EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 INFOS = {ord(info.code): info for info in pickletools.opcodes}
 # Example arguments of an opcode, for each kind of argument.
 ARGUMENTS: dict[str, list[bytes]] = {
@@ -171,7 +171,7 @@ _PIECES = [
 def test_what_python_reads_is_read_the_same_way_or_refused() -> None:
     read = 0
 
-    @settings(EXAMPLES, max_examples=2000)
+    @settings(EXAMPLES, max_examples=1000)
     @given(st.lists(st.sampled_from(_PIECES), min_size=1, max_size=14))
     def holds(pieces: list[bytes]) -> None:
         nonlocal read
@@ -192,7 +192,7 @@ def test_what_python_reads_is_read_the_same_way_or_refused() -> None:
         read += 1
 
     holds()
-    assert read > 100
+    assert read > 50
 
 
 @pytest.mark.parametrize(

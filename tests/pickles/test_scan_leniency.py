@@ -106,14 +106,14 @@ PIECES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(PIECES, max_size=30))
 @example([b"\x80\x04", frame(3), b"cxx", named("a.b")])
 def test_any_opcodes_are_followed_as_far_as_cpython_does(pieces: list[bytes]) -> None:
     assert_all_named(b"".join(pieces))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(SEEDS),
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 2), PIECES), min_size=1, max_size=4),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 Tensors = dict[str, tuple[Encoding, tuple[int, ...], bytes]]
-EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 
 
 def fit(name: str) -> list[Encoding]:
@@ -229,6 +229,7 @@ def test_more_parts_than_names_can_count_are_refused() -> None:
         split(Plan.copy(weights, "safetensors"), 1)
 
 
+@pytest.mark.long
 @pytest.mark.real
 def test_llama_cpp_generates_the_same_from_the_parts(smollm2: Path, tmp_path: Path) -> None:
     prompt = "The capital of France is"

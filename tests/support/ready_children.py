@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import warnings
 from contextlib import ExitStack, suppress
@@ -91,6 +92,19 @@ class ReadyChild:
         return self.returncode
 
 
+def run_ready(
+    program: str, *arguments: object, imports: Iterable[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a child that has the imports already; return its output."""
+    words = ["-c", program, *map(str, arguments)]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        child = CHILDREN.start(words, subprocess.DEVNULL, output, errors, imports=imports)
+        code = child.wait()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, output.read(), errors.read())
+
+
 def serve(server: socket.socket) -> None:
     """Fork a child for each request, and answer with its number and its exit code."""
     for name in PRELOADED:
@@ -140,6 +154,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
             warnings.simplefilter(words[1])
             words = words[2:]
         if words[0] == "-c":
+            sys.argv[:] = ["-c", *words[2:]]
             exec(words[1], {"__name__": "__main__"})
         else:
             sys.argv[:] = words
