@@ -55,7 +55,7 @@ IGNORED = {
 
 # Encoders do not generate; the tokens in GGUF are those that the tokenizer adds around a text.
 # One for each kind of tokenizer.
-USUAL = ["llama", "llama-yarn", "qwen2", "gemma3", "phi3", "gpt2"]
+USUAL = ["llama", "qwen2", "gemma3", "gpt2"]
 ENCODERS = {"bos_token_id", "eos_token_id"}
 
 
@@ -68,7 +68,7 @@ def norms_within_one_rounding(found: torch.Tensor, expected: torch.Tensor) -> bo
 @pytest.mark.parametrize(
     ("name", "dtype"),
     usual(
-        [("llama", "bf16"), ("gemma3", "bf16"), *((name, "f32") for name in [*USUAL, "bert"])],
+        [("llama", "bf16"), *((name, "f32") for name in [*USUAL, "bert"])],
         product(families.FAMILIES, ["f32", "bf16"]),
     ),
 )

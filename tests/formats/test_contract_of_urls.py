@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents, copied, held, spoken
+from each import each, usual
 from hub_fixtures import NEW_MODEL
 from strategies import INTERPRETED
 from tested_stores import serve, serve_web
@@ -84,30 +85,30 @@ def tree(name: str, shape: str) -> Weights:
     return held(tensors, METADATA)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each("name", FORMATS)
+@each("shape", usual(["four-dimensions", "nothing", "large"], SHAPES))
 def test_what_is_written_to_a_url_has_the_bytes_of_a_local_file_and_reads_back_equal(
-    name: str, place: Place, tmp_path: Path
+    name: str, shape: str, place: Place, tmp_path: Path
 ) -> None:
-    for shape in SHAPES:
+    weights, file = tree(name, shape), f"{shape}{FORMATS[name].suffix}"
+    local = copied(weights, tmp_path / file)
+    save(Plan.copy(weights, name), target(f"{place.url}/{file}"))
+    assert place.read(file) == (tmp_path / file).read_bytes()
+    back = open_weights(f"{place.url}/{file}")
+    assert back.header.format == name
+    assert contents(back) == contents(weights)
+    assert spoken(back.metadata) == spoken(local.metadata)
+
+
+@each("name", FORMATS)
+@each("shape", usual(["four-dimensions", "nothing", "large"], SHAPES))
+def test_what_a_web_server_has_reads_as_a_local_file_does(
+    name: str, shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve_web(monkeypatch, tmp_path) as server:
         weights, file = tree(name, shape), f"{shape}{FORMATS[name].suffix}"
         local = copied(weights, tmp_path / file)
-        save(Plan.copy(weights, name), target(f"{place.url}/{file}"))
-        assert place.read(file) == (tmp_path / file).read_bytes()
-        back = open_weights(f"{place.url}/{file}")
+        back = open_weights(f"{server.url}/{file}")
         assert back.header.format == name
         assert contents(back) == contents(weights)
         assert spoken(back.metadata) == spoken(local.metadata)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_what_a_web_server_has_reads_as_a_local_file_does(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with serve_web(monkeypatch, tmp_path) as server:
-        for shape in SHAPES:
-            weights, file = tree(name, shape), f"{shape}{FORMATS[name].suffix}"
-            local = copied(weights, tmp_path / file)
-            back = open_weights(f"{server.url}/{file}")
-            assert back.header.format == name
-            assert contents(back) == contents(weights)
-            assert spoken(back.metadata) == spoken(local.metadata)

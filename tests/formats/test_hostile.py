@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from each import each
 from payloads import assert_cheap, assert_one_error, measured
 from weightctl import open_weights
 from weightctl.errors import FormatError
@@ -274,7 +275,7 @@ def test_the_script_makes_these_very_files(tmp_path: Path) -> None:
     assert all(filecmp.cmp(tmp_path / name, HOSTILE / name, shallow=False) for name in made)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
     case = CASES[name]
     with pytest.raises(FormatError) as caught:
@@ -290,7 +291,7 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
     assert error.hint
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[str, Any]) -> None:
     assert_cheap(figures[name])
 
@@ -301,7 +302,7 @@ def test_what_exists_of_a_set_is_listed_with_a_note(name: str, figures: dict[str
     assert figures[name]["stderr"].startswith("note: part 1 of ")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in LISTED])
+@each("name", [name for name in CASES if name not in LISTED])
 def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
     assert_one_error(figures[name])
 

@@ -93,16 +93,17 @@ def check_local(path: Path, info: zipfile.ZipInfo, offset: int, crc: int) -> Non
     assert info.flag_bits == 8
 
 
-@pytest.mark.parametrize("count", [65534, 65535])
-def test_zip64_where_there_are_many_members(count: int) -> None:
+def test_zip64_where_there_are_many_members() -> None:
     """65535 is the smallest number that needs more than 16 bits."""
+    count = 65535
     members: list[ZipMember] = []
     content = io.BytesIO()
     for number in range(count):
         members.append(place_member(f"data/{number}", 0, content.tell()))
         content.write(members[-1].header() + members[-1].descriptor(0))
+    assert b"PK\6\6" not in directory(members[:-1], repeat(0), content.tell())
     end = directory(members, repeat(0), content.tell())
-    assert (b"PK\6\6" in end) == (count >= 65535)
+    assert b"PK\6\6" in end
     content.write(end)
     archive = zipfile.ZipFile(content)
     assert len(archive.namelist()) == count

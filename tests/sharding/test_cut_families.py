@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cut_models import gguf_llama, held, of_family, saved, stack_experts, times_held
@@ -350,6 +350,7 @@ def test_all_but_experts_is_alike_in_each_group_of_them(tmp_path: Path) -> None:
 sizes = st.integers(1, 6)
 
 
+@settings(max_examples=30)
 @given(
     kv_heads=sizes, group=sizes, head_dim=st.sampled_from([32, 64, 96]), blocks=st.integers(1, 20),
     ranks=st.integers(2, 9), encoding=st.sampled_from(["F16", "Q8_0", "Q4_K"]),

@@ -71,7 +71,12 @@ REQUESTS: dict[str, Callable[[Uploads, str], object]] = {
 @pytest.mark.parametrize(
     ("status", "kind", "request_name"),
     usual(
-        [*product([307], ["s3", "gs"], REQUESTS), *product([302], ["azurite"], ["put", "open"])],
+        [
+            *product([307], ["s3"], REQUESTS),
+            (302, "gs", "create"),
+            (302, "azurite", "put"),
+            (307, "azurite", "open"),
+        ],
         product([302, 307], ["s3", "gs", "azurite"], REQUESTS),
     ),
 )

@@ -146,7 +146,7 @@ _START_SECONDS = 60.0
 
 
 _SERVERS = "servers"
-# Those that this process has started: an object that is gone would warn that its process runs.
+# Those that this process has started.
 _STARTED: list[subprocess.Popen[bytes]] = []
 
 
@@ -170,6 +170,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], int]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
+        for each in _STARTED:
+            each.returncode = 0  # it has not ended: others may use it
         return
     base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     for path in (base / _SERVERS).glob("*"):

@@ -13,6 +13,7 @@ import pytest
 from audited import __file__ as audited
 
 import payloads
+from each import each
 from payloads import (
     AMPLIFYING,
     ATTACKS,
@@ -73,17 +74,18 @@ def _zips() -> dict[str, bytes]:
     }
 
 
+def _amplify(name: str, count: int) -> bytes:
+    raw = AMPLIFYING[name](count)
+    return torch_zip(raw, data()) if raw[:1] == b"\x80" and raw[2:3] != b"\x8a" else raw
+
+
 FORMS: dict[str, dict[str, bytes]] = {
     "pickle": ATTACKS,
     "zip": {name: torch_zip(raw, data()) for name, raw in ATTACKS.items()},
     "stream": {name: stream(raw) for name, raw in ATTACKS.items()},
     "other zips": _zips(),
     "several pickles": SEVERAL,
-    "amplifying": {
-        name: torch_zip(raw, data()) if raw[:1] == b"\x80" and raw[2:3] != b"\x8a" else raw
-        for name, made in AMPLIFYING.items()
-        for raw in [made(_OPCODES)]
-    },
+    "amplifying": {name: _amplify(name, _OPCODES) for name in AMPLIFYING},
 }
 CASES = [(form, name) for form, table in FORMS.items() for name in table]
 
@@ -139,7 +141,7 @@ def test_there_are_more_than_a_hundred_attacks() -> None:
     assert len(set(ATTACKS.values())) == len(ATTACKS)
 
 
-@pytest.mark.parametrize("name", LIVE)
+@each("name", LIVE)
 def test_python_would_do_what_the_pickle_asks_for(name: str, unpickled: dict[Any, Any]) -> None:
     outcome = unpickled[name]
     assert outcome["outcome"] == "stopped", outcome
@@ -155,7 +157,7 @@ def test_python_does_what_a_pickle_without_harm_asks_for() -> None:
     assert marker == ["attacked"]
 
 
-@pytest.mark.parametrize(("form", "name"), CASES)
+@each("form, name", CASES)
 def test_opening_does_nothing_and_costs_little(
     form: str, name: str, opened: dict[Any, dict[str, Any]]
 ) -> None:
@@ -178,13 +180,13 @@ def test_what_is_named_is_listed_as_a_name(
     assert kinds.get(name, "{}") in outcome
 
 
-@pytest.mark.parametrize("name", LIVE)
+@each("name", LIVE)
 def test_the_scan_names_what_would_be_called(name: str) -> None:
     outcome = names(HeldRange(memoryview(LIVE[name])))
     assert {each.path for each in outcome.named} - set(CONSTRUCTORS)
 
 
-@pytest.mark.parametrize("name", AMPLIFYING)
+@each("name", AMPLIFYING)
 def test_the_scan_of_what_amplifies_takes_no_memory(name: str) -> None:
     raw = AMPLIFYING[name](_OPCODES // _TEN_TIMES)
     tracemalloc.start()
@@ -196,18 +198,14 @@ def test_the_scan_of_what_amplifies_takes_no_memory(name: str) -> None:
 
 
 def test_what_amplifies_is_read_in_a_time_that_grows_as_the_file_does(
-    tmp_path: Path, warm: list[str]
+    tmp_path: Path, warm: list[str], opened: dict[Any, dict[str, Any]]
 ) -> None:
-    contents = {
-        (name, n): torch_zip(made(n), data())
-        for name, made in AMPLIFYING.items()
-        for n in (_OPCODES // _TEN_TIMES, _OPCODES)
-    }
-    outcome = _run_probe("open", _written(tmp_path, contents), str(len(warm)), *warm)
+    small = {name: _amplify(name, _OPCODES // _TEN_TIMES) for name in AMPLIFYING}
+    outcome = _run_probe("open", _written(tmp_path, small), str(len(warm)), *warm)
     # If it takes long, ten times the opcodes must take about ten times as long.
     slow = {
-        name: (outcome[name, _OPCODES // _TEN_TIMES]["seconds"], outcome[name, _OPCODES]["seconds"])
+        name: (outcome[name]["seconds"], opened["amplifying", name]["seconds"])
         for name in AMPLIFYING
-        if outcome[name, _OPCODES]["seconds"] > 0.5
+        if opened["amplifying", name]["seconds"] > 0.5
     }
     assert not {name: two for name, two in slow.items() if two[1] > 30 * two[0]}
