@@ -202,6 +202,7 @@ BOMB = "\n".join(
     [
         ("license: [mit", "has front matter that is not valid YAML"),
         ("license: " + "[" * 15_000, "nested too deeply"),
+        ("license: " + "[ {" * 5_000, "nested too deeply"),
         ("license: \x01", "has front matter that is not valid YAML"),
         ("license: " + "x" * 200_000, "more than 20000"),
         ("- license", "not a mapping"),

@@ -149,6 +149,13 @@ def test_a_template_is_not_run(models: Path, tmp_path: Path) -> None:
     assert find("template-syntax", path) == []
 
 
+def test_a_template_that_is_too_long_to_parse_is_reported(models: Path, tmp_path: Path) -> None:
+    path = copied(models / "model", tmp_path)
+    (path / "chat_template.jinja").write_text("{{x}}" * 40_001)
+    (found,) = find("template-syntax", path)
+    assert found.text == "has 200,005 characters; at most 200,000 are parsed"
+
+
 def test_a_template_in_a_gguf_is_checked(tmp_path: Path) -> None:
     metadata = {"tokenizer.chat_template": ("string", "{% if %}")}
     path = tmp_path / "model.gguf"

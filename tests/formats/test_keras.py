@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -323,3 +324,22 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     with pytest.raises(FormatError, match="needs the package h5py") as raised:
         open_weights(FIXTURES / "model.keras")
     assert raised.value.hint == "install it: `pip install 'weightctl[keras]'`"
+
+
+def test_chunks_that_take_too_much_memory_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", (1 << 25,), "f4", chunks=((1 << 24) + 1,), compression="gzip")
+    with pytest.raises(FormatError, match=r"the chunks of `a` are too large: \[16777217\]"):
+        open_weights(tmp_path / "a.h5")
+
+
+@pytest.mark.long
+def test_very_many_chunks_are_read_in_time_that_grows_with_their_number(tmp_path: Path) -> None:
+    values = np.arange(300_000, dtype="f4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=values, chunks=(1,), compression="gzip")
+    before = time.process_time()
+    found = open_weights(tmp_path / "a.h5")["a"].data().to_numpy()
+    # A quadratic time was 200 s.
+    assert time.process_time() - before < 60
+    assert np.array_equal(found, values)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers import Tokenizer, models
 
 import family_tokenizers
 from weightctl.errors import TokenizerError
-from weightctl.translate.tokenizer import from_directory, to_metadata
+from weightctl.translate.tokenizer import apart, from_directory, to_metadata
 from weightctl.translate.tokenizer.encoding import Encoder, encoder_of
 
 if TYPE_CHECKING:
@@ -132,3 +135,44 @@ def test_a_text_that_the_library_cannot_take_is_refused(tmp_path: Path) -> None:
     tokenizer("gpt2").save_pretrained(tmp_path)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         of_directory(tmp_path, "gpt2").ids("half a character: \ud800")
+
+
+# A tokenizer.json has patterns that its library runs: they have limits.
+
+
+def document(normalizer: dict[str, Any]) -> bytes:
+    """Return a tokenizer.json of two letters with a normalizer."""
+    made = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    return json.dumps(json.loads(made.to_str()) | {"normalizer": normalizer}).encode()
+
+
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def test_a_text_that_grows_without_limit_ends_with_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = (
+        f"from {apart.__name__} import *; import {apart.__name__} as a; a._SECONDS = 1; main()"
+    )
+    monkeypatch.setattr(apart, "_PROGRAM", program)
+    growing = document({"type": "Sequence", "normalizers": [DOUBLE] * 40})
+    with pytest.raises(TokenizerError, match="the tokenizer needs more than 10 s or 2 GiB"):
+        Encoder(growing, {}, "tokenizer.json")
+    harmless = Encoder(document(DOUBLE), {}, "tokenizer.json")
+    assert harmless.ids("ab") == [0, 0, 1]
+
+
+def test_a_pattern_that_is_tried_in_too_many_ways_is_refused() -> None:
+    pattern = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    encoder = Encoder(document(pattern), {}, "tokenizer.json")
+    with pytest.raises(TokenizerError, match=r"rejects the tokenizer: .*limit"):
+        encoder.ids("a" * 40 + "b")
+
+
+def test_the_process_of_a_tokenizer_ends_with_its_encoder() -> None:
+    encoder = Encoder(document(DOUBLE), {}, "tokenizer.json")
+    process = encoder._tokenizer._process
+    del encoder
+    gc.collect()
+    assert process.returncode == -signal.SIGKILL

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
-import tokenizers
 
 import family_tokenizers
 import small_models
@@ -35,6 +34,8 @@ from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.nn.models import build_network
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
+from weightctl.translate.tokenizer import encoding
+from weightctl.translate.tokenizer.apart import TokenizerProcess
 from weightctl.verify import Request, Subject, verify
 from weightctl.verify.checks.forward.walk import LayerAhead
 from weightctl.verify.figures import ForwardFigures
@@ -547,28 +548,18 @@ def test_masks_and_ids_are_of_one_shape(llama: Subject) -> None:
     assert found.mask.dtype == np.bool_
 
 
-class Counted:
+class Counted(TokenizerProcess):
     """A tokenizer that notes what is asked of it."""
 
     done: ClassVar[list[str]] = []
 
-    def __init__(self, real: Any) -> None:
-        self._real = real
+    def __init__(self, document: bytes, where: str) -> None:
+        self.done.append("read")
+        super().__init__(document, where)
 
-    @classmethod
-    def from_buffer(cls, document: bytes) -> Counted:
-        cls.done.append("read")
-        return cls(REAL.from_buffer(document))
-
-    def encode(self, text: str, **how: Any) -> Any:
+    def encode(self, text: str, *, is_whole: bool) -> list[int]:
         self.done.append(text)
-        return self._real.encode(text, **how)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-REAL: Any = tokenizers.Tokenizer
+        return super().encode(text, is_whole=is_whole)
 
 
 @each("has_tokenizer, times", [((True, True), 2), ((True, False), 1)])
@@ -580,7 +571,7 @@ def test_each_tokenizer_is_read_once_and_cuts_the_text_once(
         (directory := tmp_path / name).mkdir()
         model = small_models.llama(vocab_size=700, num_hidden_layers=1)
         subjects.append(saved(directory, model, tokenizer("llama2") if has else None))
-    monkeypatch.setattr(tokenizers, "Tokenizer", Counted)
+    monkeypatch.setattr(encoding, "TokenizerProcess", Counted)
     monkeypatch.setattr(Counted, "done", [])
     result, figures = forward(subjects[0], reference=subjects[1], text="hello")
     assert not result.problems

@@ -23,8 +23,8 @@ _FILE, _FILE_JSON, _SETTINGS = "chat_template.jinja", "chat_template.json", "tok
 _DIRECTORY = "additional_chat_templates"
 _KEY = "chat_template"
 _GGUF_KEY = "tokenizer.chat_template"
-# The longest known templates have 40,000 characters.
-_LONGEST = 1_000_000
+# The longest known templates have 40,000 characters. Jinja parses five times as many in seconds.
+_LONGEST = 200_000
 _NO_JINJA = (
     "chat templates were not parsed, because jinja2 is not installed: pip install "
     "'weightctl[check]'"

@@ -6,6 +6,7 @@ import zlib
 from functools import partial
 from itertools import product
 from math import prod
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
@@ -54,7 +55,8 @@ class DatasetBlocks:
         self._info, self._sizes = info, sizes
         self._filters, self._blocks = filters, blocks
         self._nbytes = prod(sizes) * info.encoding.size
-        self._kept: tuple[tuple[_Place, bytes], ...] = ()
+        self._kept: dict[_Place, bytes] = {}
+        self._lock = Lock()
 
     def describe(self) -> tuple[_Place, tuple[str, ...], list[tuple[_Place, BlockOfFile]]]:
         """Return the shape of a chunk, the filters, and the place and range of each chunk."""
@@ -101,7 +103,7 @@ class DatasetBlocks:
                 raise self._refuse(file, offset + block.offset, f"it has {block.nbytes} bytes")
             file.read_into(offset + block.offset + start, buffer)
             return
-        content = next((kept for at, kept in self._kept if at == place), None)
+        content = self._kept.get(place)
         if content is None:
             content = self._decode(file, offset + block.offset, block)
             if not is_whole:
@@ -111,8 +113,10 @@ class DatasetBlocks:
 
     def _keep(self, place: _Place, content: bytes) -> None:
         room = max(_MOST_KEPT // self._nbytes, 1)
-        # Threads can read at the same time; each puts a whole tuple in the place of another.
-        self._kept = (*self._kept, (place, content))[-room:]
+        with self._lock:
+            self._kept[place] = content
+            if len(self._kept) > room:
+                del self._kept[next(iter(self._kept))]
 
     def _crop_sizes(self, place: _Place) -> tuple[int, ...]:
         """Return the shape of a chunk without the padding after the end of the tensor."""

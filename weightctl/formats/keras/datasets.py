@@ -26,7 +26,8 @@ _REPACK = "rewrite the file with `h5repack -f NONE -l CONTI`, a tool of HDF5"
 # Sign, exponent and mantissa of bfloat16 as a type of HDF5.
 _BFLOAT16 = (15, 7, 8, 0, 7)
 
-_LARGEST_BLOCK = 1 << 28
+# Chunks of h5py have 1 MiB. To decode a chunk takes four times its size.
+_LARGEST_BLOCK = 1 << 26
 _MOST_DIMENSIONS = 32
 
 

@@ -26,6 +26,7 @@ _MOST_READ = 4_000_000
 # Several times the length of the longest lists of languages; longer texts would take seconds to
 # parse.
 _MOST_PARSED = 20_000
+_DEEP = re.compile(r"(?:[\[{]\s*){50}")
 _FENCE = re.compile(r"---[ \t\r]*")
 _KEY = re.compile(r"""["']?([A-Za-z_][\w-]*)["']?[ \t]*:(?:\s|$)""")
 _NOTHING = {"", "~", "null", "Null", "NULL"}
@@ -83,6 +84,9 @@ def _is_nothing(content: object) -> bool:
 def _parse_yaml(document: str) -> Any:
     import yaml
 
+    if _DEEP.search(document):
+        # PyYAML would take seconds to find that it is nested too deeply.
+        raise ValueError("has front matter that is nested too deeply")
     try:
         # Creates only str, list and dict, and does not merge keys.
         return yaml.load(document, yaml.BaseLoader)  # noqa: S506

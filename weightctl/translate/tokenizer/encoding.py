@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
+from weightctl.translate.tokenizer.apart import TokenizerProcess
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.translate.tokenizer.record import from_metadata
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "TokenEncoder", "encoder_of"]
 
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-_HINT = "use token ids instead, which need no tokenizer"
 _PROBE = "a"
 
 
@@ -59,13 +59,7 @@ class Encoder:
                 "the package `tokenizers`, which splits text into tokens, is not installed",
                 hint="install it with: pip install 'weightctl[verify]', or use token ids",
             )
-        from tokenizers import Tokenizer
-
-        self._where = where
-        self._tokenizer: Any = self._call(Tokenizer.from_buffer, document)
-        # Limits from training or serving do not apply to texts here.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = TokenizerProcess(document, where)
         first, last = self._around()
         self.first = self._apply_config(config, "bos", first)
         self.last = self._apply_config(config, "eos", last)
@@ -73,24 +67,20 @@ class Encoder:
     @property
     def count(self) -> int:
         """The number of tokens in the vocabulary."""
-        return int(self._tokenizer.get_vocab_size())
+        return self._tokenizer.count
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a text, without those added around it."""
-        return self._encode(text, is_whole=False)
+        return self._tokenizer.encode(text, is_whole=False)
 
     def text(self, token: int) -> str:
         """Return the text of a token, which can be empty."""
-        found = self._call(self._tokenizer.decode, [token], skip_special_tokens=False)
-        return str(found)
-
-    def _encode(self, text: str, *, is_whole: bool) -> list[int]:
-        return list(self._call(self._tokenizer.encode, text, add_special_tokens=is_whole).ids)
+        return self._tokenizer.decode(token)
 
     def _around(self) -> tuple[list[int], list[int]]:
         """Return the tokens that are added before and after a text."""
-        plain = self._encode(_PROBE, is_whole=False)
-        whole = self._encode(_PROBE, is_whole=True)
+        plain = self._tokenizer.encode(_PROBE, is_whole=False)
+        whole = self._tokenizer.encode(_PROBE, is_whole=True)
         for start in range(len(whole) - len(plain) + 1):
             if whole[start : start + len(plain)] == plain:
                 return whole[:start], whole[start + len(plain) :]
@@ -102,25 +92,12 @@ class Encoder:
         """Return the tokens on one side after tokenizer_config.json applies, as in transformers."""
         is_added, named = config.get(f"add_{word}_token"), config.get(f"{word}_token")
         content = named.get("content") if is_object(named) else named
-        is_text = isinstance(content, str)
-        token = self._call(self._tokenizer.token_to_id, content) if is_text else None
+        token = self._tokenizer.find(content) if isinstance(content, str) else None
         if token is None or not isinstance(is_added, bool):
             return [*found]
         if is_added:
             return [*found] or [token]
         return [] if [*found] == [token] else [*found]
-
-    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:  # a panic of the library is not an `Exception`
-            panicked = type(error).__name__ == "PanicException"
-            if not panicked and not isinstance(error, Exception):
-                raise
-            raise TokenizerError(
-                f"{self._where}: the package `tokenizers` rejects the tokenizer: {error!s:.300}",
-                hint=_HINT,
-            ) from error
 
 
 def encoder_of(
