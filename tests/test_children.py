@@ -127,3 +127,14 @@ def test_a_child_has_the_places_of_its_parent_without_relative_ones(
     shown = ask_child("import sys; print(*sys.path, sep='\\n')", is_untrusted=False).splitlines()
     assert shown[0] == str(tmp_path)
     assert not {"", "relative", os.getcwd()} & {*shown} - {str(PACKAGE.parent)}
+
+
+def test_a_child_imports_the_weightctl_that_started_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "weightctl").mkdir()
+    (tmp_path / "weightctl" / "__init__.py").write_text("")
+    elsewhere = [place for place in sys.path if place != str(PACKAGE.parent)]
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *elsewhere])
+    found = ask_child("import weightctl; print(weightctl.__file__)", is_untrusted=False)
+    assert found.strip() == str(PACKAGE / "__init__.py")

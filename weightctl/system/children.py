@@ -54,8 +54,9 @@ def start_python(
 def _list_places() -> list[str]:
     """Return the places to import from; relative ones depend on the current directory."""
     places = [place for place in sys.path if os.path.isabs(place)]
-    # A program may have found weightctl through a relative place, and another one is installed.
-    return list(dict.fromkeys([str(Path(__file__).resolve().parents[2]), *places]))
+    own = str(Path(__file__).resolve().parents[2])
+    # A program may have found weightctl through a relative place, while another one is installed.
+    return places if own in places else [own, *places]
 
 
 def limit_process(memory: int, seconds: int | None = None, *, mapped: int = 0) -> None:
