@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ready_children import run_ready
 
 # Places of 32-bit words in `mtmd_context_params`, which is longer here than in C.
 _USE_GPU, _TIMINGS, _THREADS, _FLASH, _WARMUP = 0, 4, 5, 10, 11
@@ -96,13 +97,7 @@ def _ask(
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch) / "asked", Path(scratch) / "answered"
         asked.write_bytes(pickle.dumps((str(text), str(tower), media, hidden)))
-        done = subprocess.run(
-            [sys.executable, __file__, str(asked), str(answered)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        done = run_ready("import libmtmd; libmtmd.main()", asked, answered)
         assert done.returncode == 0, done.stderr[-3000:]
         return pickle.loads(answered.read_bytes())
 
@@ -146,7 +141,3 @@ def main() -> None:
     with Path(sys.argv[1]).open("rb") as file:
         question = pickle.load(file)
     Path(sys.argv[2]).write_bytes(pickle.dumps(_encode(*question)))
-
-
-if __name__ == "__main__":
-    main()

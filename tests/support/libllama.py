@@ -265,7 +265,3 @@ def main() -> None:
     model = Model(path, **options)
     answers = [getattr(model, name)(*arguments) for name, *arguments in questions]
     Path(sys.argv[2]).write_bytes(pickle.dumps(answers))
-
-
-if __name__ == "__main__":
-    main()

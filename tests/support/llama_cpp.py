@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import pickle
-import subprocess
-import sys
 import tempfile
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ready_children import run_ready
 from weightctl.dtype import ENCODINGS
 
 if TYPE_CHECKING:
@@ -59,6 +58,9 @@ json.dump(answer["timings"]["draft_n"], open(sys.argv[3], "w"))
 """
 
 
+_ASKING = "import libllama; libllama.main()"
+
+
 class Generated(NamedTuple):
     """What llama.cpp made of a prompt, and the logarithm of each token's probability.
 
@@ -75,12 +77,7 @@ class Generated(NamedTuple):
 def generate(model: Path, prompt: str | list[int], count: int, scratch: Path) -> Generated:
     """Load a GGUF file in llama.cpp and let it go on, greedily, for at most `count` tokens."""
     answer = scratch / "answer.json"
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(model), json.dumps(prompt), str(count), str(answer)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_ready(_PROGRAM, model, json.dumps(prompt), count, answer)
     assert done.returncode == 0, done.stderr[-2000:]
     return Generated(*json.loads(answer.read_text()))
 
@@ -88,13 +85,7 @@ def generate(model: Path, prompt: str | list[int], count: int, scratch: Path) ->
 def count_drafts(model: Path, prompt: list[int], scratch: Path) -> int:
     """Return how many tokens the layers for multi-token prediction of a GGUF file have drafted."""
     answer = scratch / "drafts.json"
-    done = subprocess.run(
-        [sys.executable, "-c", _DRAFTING, str(model), json.dumps(prompt), str(answer)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = run_ready(_DRAFTING, model, json.dumps(prompt), answer)
     assert done.returncode == 0, done.stderr[-2000:]
     return int(json.loads(answer.read_text()))
 
@@ -108,14 +99,7 @@ def ask(model: Path, *questions: tuple[Any, ...], **options: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as scratch:
         asked, answered = Path(scratch) / "asked", Path(scratch) / "answered"
         asked.write_bytes(pickle.dumps((str(model), options, questions)))
-        program = Path(__file__).with_name("libllama.py")
-        done = subprocess.run(
-            [sys.executable, str(program), str(asked), str(answered)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        done = run_ready(_ASKING, asked, answered, imports=["libllama"])
         assert done.returncode == 0, done.stderr[-3000:]
         return pickle.loads(answered.read_bytes())
 

@@ -97,12 +97,16 @@ def run_ready(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in a child that has the imports already; return its output."""
     words = ["-c", program, *map(str, arguments)]
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    with _open_output() as output, _open_output() as errors:
         child = CHILDREN.start(words, subprocess.DEVNULL, output, errors, imports=imports)
         code = child.wait()
         output.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess(words, code, output.read(), errors.read())
+
+
+def _open_output() -> IO[str]:
+    return tempfile.TemporaryFile("w+", errors="replace")
 
 
 def serve(server: socket.socket) -> None:
