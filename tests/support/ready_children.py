@@ -30,13 +30,19 @@ import pytest
 from weightctl.formats.keras import apart
 from weightctl.system.children import start_python
 from weightctl.verify.checks.structure import readers
+from weightctl.write.executors import processes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
     from typing import Self
 
-# The modules that start such children.
+# The modules that start children that read files, and those that work for this process.
 STARTERS = (readers, apart)
+WORKERS = (processes,)
+OF_WORKERS = (
+    "weightctl.write.executors.worker", "weightctl.write.conversion", "weightctl.verify.workers",
+    "weightctl.codecs", "weightctl.kernels._native", "ml_dtypes",
+)  # fmt: skip
 # What the children import, except for torch, which is imported for the first that needs it.
 PRELOADED = ("safetensors", "numpy", "gguf", "h5py")
 KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
@@ -185,6 +191,13 @@ class ReadyChildren:
         imports = {"torch"} & {*words}
         return self.start(words, stdin, stdout, subprocess.DEVNULL, imports=imports)
 
+    def start_worker(
+        self, *words: str, stdin: int, stdout: int | IO[bytes], **_: Any
+    ) -> ReadyChild:
+        """Start a child that has the environment of this process, and its stderr."""
+        with open(2, "wb", closefd=False) as errors:
+            return self.start(words, stdin, stdout, errors, imports=OF_WORKERS, **os.environ)
+
     def start(
         self,
         words: Iterable[str],
@@ -219,6 +232,8 @@ def ready_children() -> Generator[None, None, None]:
     with ExitStack() as patched:
         for module in STARTERS:
             patched.enter_context(patch.object(module, "start_python", CHILDREN.start_reader))
+        for module in WORKERS:
+            patched.enter_context(patch.object(module, "start_python", CHILDREN.start_worker))
         yield
     CHILDREN.end()
 
@@ -226,7 +241,7 @@ def ready_children() -> Generator[None, None, None]:
 @pytest.fixture
 def own_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start each child with an interpreter of its own, as outside of tests."""
-    for module in STARTERS:
+    for module in (*STARTERS, *WORKERS):
         monkeypatch.setattr(module, "start_python", start_python)
 
 

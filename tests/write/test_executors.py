@@ -63,6 +63,7 @@ def contents(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
+@pytest.mark.usefixtures("own_children")
 @pytest.mark.parametrize("kind", usual(["gguf", "copy"], KINDS))
 def test_the_output_of_processes_has_the_same_bytes(
     kind: str, model: Path, tmp_path: Path, workers: ProcessExecutor
