@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -11,15 +12,16 @@ import shutil
 import signal
 import tracemalloc
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from each import usual
+from commands import run_command
+from each import each, usual
 from outcomes import strikes
 from weightctl import convert, edit, open_weights
-from weightctl.errors import FormatError
+from weightctl.errors import FormatError, OutputError
 from weightctl.storage.own_edits import note_own_edit, own_edit_path
 from weightctl.storage.pending_edits import MARKER
 from weightctl.system.temporary import EDIT
@@ -250,6 +252,47 @@ def test_a_journal_with_other_bytes_than_were_written_is_not_applied(stopped: Pa
     journal.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
     with pytest.raises(FormatError, match="you did not write this journal"):
         open_weights(stopped)
+
+
+@each("kind, fault", [
+    ("in place, GGUF", errno.ENOSPC), ("in place, safetensors", errno.EIO),
+    ("parts in place", errno.ENOSPC), ("new file", errno.ENOSPC), ("new parts", errno.EIO),
+])  # fmt: skip
+def test_an_error_at_any_write_says_what_is_so(
+    kind: str, fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = {"general.name": "new" * 100}
+    # What a call does is done before it fails, as with a sync that fails.
+    for call, number in itertools.product(("pwrite", "fsync", "rename"), range(12)):
+        path = make(kind, tmp_path / "m")
+        counted = itertools.count()
+        real = getattr(os, call)
+
+        def fail(*args: Any, real: Any = real, counted: Any = counted, number: int = number) -> Any:
+            done = real(*args)
+            if next(counted) == number:
+                raise OSError(fault, os.strerror(fault))
+            return done
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, fail)
+            try:
+                edit(path, metadata=change)
+                assert next(counted) <= number
+                break
+            except OutputError as error:
+                raised = error
+        name = open_weights(path).header.metadata["general.name"].content
+        place = path if path.is_dir() else path.parent
+        if (place / EDIT).exists():
+            assert "The edit is recorded but not complete" in raised.message
+            assert raised.hint.startswith("mend the cause, then complete the edit: weightctl edit ")
+            assert name == "new" * 100
+            assert run_command(*raised.hint.split(": weightctl ")[1].split()).returncode == 0
+            assert open_weights(path).header.metadata["general.name"].content == "new" * 100
+        elif "unchanged" in raised.hint:
+            assert name == "old"
+        assert not [each for each in place.iterdir() if each.name.endswith(".partial")]
 
 
 def test_an_edit_that_is_complete_is_not_remembered(tmp_path: Path) -> None:

@@ -59,9 +59,12 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
         os.rename(temporary, path)
         _sync(directory)
     except OSError as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        forget_own_edit(directory)
+        # The files did not change yet, so the edit is undone.
+        for name in (temporary, path):
+            with suppress(OSError):
+                os.unlink(name)
+        if not os.path.lexists(path):
+            forget_own_edit(directory)
         raise cannot_write(path, error) from error
     return len(content)
 
@@ -86,7 +89,15 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
         _sync(directory)
         forget_own_edit(directory)
     except OSError as error:
-        raise cannot_write(edit.path_of(edit.files[0].name), error) from error
+        changed = edit.path_of(edit.files[0].name)
+        if not os.path.lexists(edit.path):
+            raise cannot_write(changed, error) from error
+        raise OutputError(
+            f"{changed} cannot be written: {error.strerror}. The edit is recorded but not "
+            "complete: weightctl reads the file as edited, and other programs refuse it or read "
+            "the old one",
+            hint=f"mend the cause, then complete the edit: weightctl edit {changed}",
+        ) from error
     return written
 
 
