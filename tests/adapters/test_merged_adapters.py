@@ -180,6 +180,13 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(
         ({"init_lora_weights": "pissa"}, "also changed the weights of the model"),
         ({"use_qalora": True}, "uses `use_qalora`"),
         ({"alpha_pattern": {"(": 3}}, "is not a valid regular expression"),
+        ({"lora_alpha": float("nan")}, "`lora_alpha` in adapter_config.json is nan, but a finite"),
+        ({"lora_alpha": "16"}, "is '16', but a finite number is expected"),
+        ({"lora_alpha": 1e308}, "values that are not finite after the product of"),
+        ({"r": 0}, "`r` in adapter_config.json is 0, but a rank is a positive integer"),
+        ({"r": -1}, "is -1, but a rank is a positive integer"),
+        ({"rank_pattern": {"q_proj": 1.5}}, "is 1.5, but a rank is a positive integer"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "is inf, but a finite number is expected"),
     ],
 )
 def test_a_kind_of_adapter_that_is_more_than_products_is_refused(

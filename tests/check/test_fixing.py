@@ -143,6 +143,7 @@ def test_an_entry_is_set_in_the_layout_of_the_file(
         ('{"a": {"b": 2}}', ("a", "b"), '{"a": {}}'),
         ('{"a": 1}', ("b",), '{"a": 1}'),
         ('{"a": 1}', ("a", "b"), '{"a": 1}'),
+        ('{"a": 1, "b": 2, "a": 3, "a": 4}', ("a",), '{"b": 2}'),
     ],
 )
 def test_an_entry_is_removed(text: str, keys: tuple[str, ...], expected: str) -> None:

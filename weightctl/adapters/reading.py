@@ -20,13 +20,13 @@ from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["LoraAdapter", "LowRank", "load_adapter", "read_adapter"]
+__all__ = ["LoraAdapter", "LowRank", "list_wrong_scales", "load_adapter", "read_adapter"]
 
 _GGUF_EMBEDDING = "token_embd.weight"
 _ALPHA = "adapter.lora.alpha"
@@ -169,12 +169,31 @@ def _refuse_other_kinds(document: Mapping[str, Any], where: str) -> None:
             hint="save the adapter with PEFT's "
             "`save_pretrained(path_initial_model_for_weight_conversion=...)`",
         )
+    for key, problem in list_wrong_scales(document):
+        raise ConversionError(
+            f"{where}: `{key}` in {ADAPTER_CONFIG} {problem}",
+            hint="correct the setting, or use the directory that PEFT saved",
+        )
     for key in _OTHER_KINDS:
         if document.get(key):
             raise ConversionError(
                 f"{where} uses `{key}`, a kind of LoRA that is not supported",
                 hint="if PEFT can merge it, use `merge_and_unload()`",
             )
+
+
+def list_wrong_scales(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield ranks and alphas that PEFT cannot divide: the key, and what is wrong."""
+    for key, is_rank in (("r", True), ("lora_alpha", False)):
+        value = document.get(key)
+        patterns = document.get("rank_pattern" if is_rank else "alpha_pattern")
+        given = {} if value is None else {key: value}
+        given |= patterns if is_object(patterns) else {}
+        for name, number in given.items():
+            if is_rank and (type(number) is not int or number < 1):
+                yield name, f"is {number!r}, but a rank is a positive integer"
+            elif _number(number) is None:
+                yield name, f"is {number!r}, but a finite number is expected"
 
 
 def _pair(
@@ -202,11 +221,16 @@ def _pair(
             raise ConversionError(
                 f"`{each.info.name}` has shape {list(each.info.shape)}, but a matrix is expected"
             )
+    alpha = scales.find_alpha(module, first, found.get("alpha"))
+    if not isfinite(alpha):
+        raise ConversionError(
+            f"the alpha of `{names[0]}` is {alpha}, but a finite number is needed"
+        )
     return LowRank(
         module,
         first,
         second,
-        scales.find_alpha(module, first, found.get("alpha")),
+        alpha,
         scales.is_by_root,
         is_embedding,
         tensor_of(source, found["magnitude"]) if "magnitude" in found else None,
@@ -220,7 +244,10 @@ class _Scales:
     def __init__(self, document: Mapping[str, Any], source: Source, where: str) -> None:
         self._document, self._source, self._where = document, source, where
         says = source.header.metadata.get(_ALPHA)
-        self._alpha = _number(document.get("lora_alpha", None if says is None else says.content))
+        stated = None if says is None else says.content
+        self._alpha = _number(document.get("lora_alpha", stated))
+        if stated is not None and self._alpha is None:
+            raise ConversionError(f"{where}: `{_ALPHA}` is {stated}, but a finite number is needed")
         self._alphas = _patterns(document.get("alpha_pattern"))
         self.is_by_root = document.get("use_rslora") is True
 

@@ -98,13 +98,21 @@ class PlusLowRank:
             begin = top * columns
             values = read_floats(weight, begin, count * columns).reshape(count, columns)
             wide = values.astype(np.float64)
-            with np.errstate(all="ignore"):  # NaN and infinity stay
+            with np.errstate(all="ignore"):  # NaN and infinity of the weight stay
                 left, right = factors.of_rows(top, count, rows)
                 wide += self.scale * (left @ right)
                 if magnitude:
                     norms = np.sqrt((wide * wide).sum(axis=1))
                     wide *= (_read_all(magnitude[0])[top : top + count] / norms)[:, None]
                 flat = wide.reshape(-1).astype(np.float32)
+            if (np.isfinite(values.reshape(-1)) & ~np.isfinite(flat)).any():
+                raise ConversionError(
+                    f"`{weight.info.name}` has values that are not finite after the product of "
+                    f"`{first.info.name}` and `{second.info.name}`, times {self.scale:.6g}, is "
+                    "added",
+                    hint="check lora_alpha and r of the adapter, and its matrices: `weightctl "
+                    "verify ADAPTER`",
+                )
             low, high = max(begin, at), min(begin + len(flat), at + len(made))
             made[low - at : high - at] = flat[low - begin : high - begin]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.adapters.names import parse_name
+from weightctl.adapters.reading import list_wrong_scales
 from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.text.untyped import is_list
 from weightctl.text.wording import join_names
@@ -36,6 +37,12 @@ def find_wrong_rank(model: CheckedModel) -> Iterator[RuleFinding]:
         text=f"is {rank}, and the matrices have the rank {shown}",
         changes=(JsonChange(path, ("r",), ranks[0]),) if len(ranks) == 1 else (),
     )
+
+
+def find_wrong_scales(model: CheckedModel) -> Iterator[RuleFinding]:
+    """Find ranks and alphas in adapter_config.json that scale nothing."""
+    for key, problem in list_wrong_scales(_read_config(model)):
+        yield RuleFinding(path=model.locate(_CONFIG), where=key, text=problem)
 
 
 def find_unmatched_modules(model: CheckedModel) -> Iterator[RuleFinding]:

@@ -50,7 +50,10 @@ def _change(text: str, start: int, keys: tuple[str, ...], change: JsonChange, de
     if found is not None and rest and text[found.value] == "{":
         return _change(text, found.value, tuple(rest), change, depth + 1)
     if change.removes:
-        return text if found is None or rest else _remove(text, start, members, found, close)
+        if found is None or rest:
+            return text
+        # If only the last one went, an earlier one would count.
+        return _change(_remove(text, start, members, found, close), start, keys, change, depth)
     value = change.value
     for name in reversed(rest):
         value = {name: value}

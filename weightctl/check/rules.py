@@ -202,6 +202,13 @@ RULES: dict[str, Rule] = {
         "PEFT refuses the matrices, and other programs scale them wrongly",
         "sets the rank, if all matrices have the same one",
     ),
+    "adapter-scale": Rule(
+        f"{_HERE}.adapter:find_wrong_scales",
+        _ERROR,
+        "ranks are positive integers, and alphas are finite numbers",
+        "the product of the matrices is multiplied by alpha / rank: PEFT fails, or the merged "
+        "model has values that are not finite",
+    ),
     "adapter-unmatched-module": Rule(
         f"{_HERE}.adapter:find_unmatched_modules",
         _WARNING,
