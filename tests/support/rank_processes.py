@@ -34,7 +34,17 @@ if TYPE_CHECKING:
 def _server() -> ForkServerContext:
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(
-        ["ml_dtypes", "numpy.random", "weightctl.codecs", "weightctl.write.executors.ranks"]
+        [
+            "ml_dtypes",
+            "numpy.random",
+            "obstore",
+            "weightctl.codecs",
+            "weightctl.plan.types",
+            "weightctl.write.conversion",
+            "weightctl.write.convert",
+            "weightctl.write.shard",
+            "weightctl.write.executors.ranks",
+        ]  # fmt: skip
     )
     return server
 
