@@ -44,7 +44,7 @@ def _server() -> ForkServerContext:
             "weightctl.write.convert",
             "weightctl.write.shard",
             "weightctl.write.executors.ranks",
-        ]  # fmt: skip
+        ]
     )
     return server
 
@@ -260,11 +260,17 @@ def run_together(program: Path, processes: int, *arguments: object) -> str:
     with tempfile.TemporaryFile() as errors:
         started = [
             CHILDREN.start(
-                words, subprocess.DEVNULL, subprocess.DEVNULL, errors,
-                imports=_IMPORTS, RANK=str(rank), LOCAL_RANK=str(rank), **given,
+                words,
+                subprocess.DEVNULL,
+                subprocess.DEVNULL,
+                errors,
+                imports=_IMPORTS,
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                **given,
             )
             for rank in range(processes)
-        ]  # fmt: skip
+        ]
         try:
             for child in started:
                 child.wait(LIMIT)
