@@ -212,6 +212,10 @@ class ReadyChildren:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", __file__, str(other.fileno())],
                     pass_fds=[other.fileno()],
+                    # The process stays, and would keep open the terminal of the first command.
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     env={name: os.environ[name] for name in KEPT if name in os.environ}
                     | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
                 )
