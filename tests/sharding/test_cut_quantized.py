@@ -249,7 +249,7 @@ def test_ranks_have_the_numbers_of_the_whole(tmp_path: Path, kind: str) -> None:
     wanted = numbers(whole, name)
     for axis, block in enumerate(packed.blocks):
         most = -(-wanted.shape[axis] // block)
-        for ranks in sorted({min(3, most), min(24, most)}):
+        for ranks in sorted({min(3, most), min(7, most)}):
             sharding = axiswise(Whole(name, tuple(wanted.shape), packed.blocks), ranks, axis)
             runs = [part[0].ranges[0] if part else (0, wanted.shape[axis])
                     for part in sharding.parts]  # fmt: skip
