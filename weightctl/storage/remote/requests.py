@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from obstore import exceptions
 
@@ -42,8 +43,6 @@ _ATTEMPTS = 8
 _FIRST_WAIT, _LONGEST_WAIT = 0.25, 10.0
 # obstore must not repeat requests: `repeat` does, and counts them.
 NO_RETRIES: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=180)}
-# Statuses of refused requests, which would fail again if repeated.
-_REFUSED = (400, 405, 409, 410, 411, 413, 414, 416)
 LOGIN_HINTS = {
     "hf": "set HF_TOKEN, or log in with `hf auth login`; for some models, you must also ask for "
     "access on their page",
@@ -56,6 +55,54 @@ LOGIN_HINTS = {
     "http": "the server requires a login, or the link has expired",
 }
 NETWORK_HINT = "check the network connection and try again"
+
+
+class _Failure(NamedTuple):
+    """A failure by what obstore says of it, which is only text; a final one would happen again."""
+
+    pattern: re.Pattern[str]
+    reason: str
+    hint: str
+    is_final: bool = True
+
+
+_DOWNLOAD_HINT = "download the file with another program first"
+_ADDRESS_HINT = "check the URL"
+_LATER_HINT = "try again later"
+_FAILURES = tuple(
+    _Failure(re.compile(pattern), *words)
+    for pattern, *words in (
+        ("NoSuchBucket|ContainerNotFound|bucket does not exist", "no such bucket",
+         "check the name of the bucket, and the endpoint"),
+        ("UnexpectedRange|NoContentRange|ParseContentRange",
+         "the server sends another range than was requested", _DOWNLOAD_HINT),
+        ("MissingContentLength", "the server does not state the length of the file",
+         _DOWNLOAD_HINT),
+        ("InvalidListResponse", "the answer is not a list of files", _ADDRESS_HINT),
+        ("TooManyRedirects", "the redirects of the server do not end", _ADDRESS_HINT),
+        (r"BadScheme|status code: 3\d\d |redirect without LOCATION",
+         "the server redirects to an address that cannot be read",
+         "check the URL, and for buckets the region"),
+        (r"Parse\(\s*TooLarge", "the headers of the answer are too large", _ADDRESS_HINT),
+        (r"hyper::Error\(\s*Parse", "the answer is not HTTP", _ADDRESS_HINT),
+        ("Name or service not known|nodename nor servname|no such host|No address associated",
+         "no such host", "check the name of the host in the URL"),
+        ("InvalidCertificate|UnknownIssuer|invalid peer certificate",
+         "the certificate of the server is not valid", "check the URL and the clock"),
+        ("dns error", "the name of the host cannot be looked up", NETWORK_HINT, False),
+        ("ConnectionRefused", "the server refuses connections", "check the port in the URL", False),
+        ("kind: Timeout|TimedOut", "timed out after {timeout:g} s", NETWORK_HINT, False),
+        ("IncompleteMessage|ConnectionReset|BrokenPipe|UnexpectedEof",
+         "the server closed the connection", NETWORK_HINT, False),
+        (r"status code: (?:400|405|409|41[01346]|451) ",
+         "the server refuses the request with status {status}", _ADDRESS_HINT),
+        (r"status code: \d\d\d ", "the server answers with status {status}", _LATER_HINT, False),
+    )
+)  # fmt: skip
+
+
+class MissingBucketError(Exception):
+    """The bucket does not exist."""
 
 
 class ChangedObjectError(Exception):
@@ -108,13 +155,20 @@ def repeat(call: Callable[[], _Made], path: str) -> _Made:
         TRAFFIC.count(requests=1, retries=attempt > 1)
         try:
             return call()
+        except FileNotFoundError as error:
+            if _FAILURES[0].pattern.search(str(error)):
+                raise MissingBucketError(str(error)) from error
+            raise
         except (exceptions.GenericError, ConnectionError, TimeoutError) as error:
+            failure = _find_failure(error)
+            if failure is _FAILURES[0]:
+                raise MissingBucketError(str(error)) from error
             # obstore has its own exceptions for these errors, except when it lists objects.
             if _has_status(error, (401, 403)):
                 raise exceptions.PermissionDeniedError(str(error)) from error
             if _has_status(error, (404,)):
                 raise FileNotFoundError(path) from error
-            if attempt == _ATTEMPTS or _has_status(error, _REFUSED):
+            if attempt == _ATTEMPTS or (failure and failure.is_final):
                 raise
         time.sleep(wait_before(attempt))
     raise AssertionError(path)
@@ -124,6 +178,11 @@ def wait_before(retry: int) -> float:
     """Return the number of seconds to wait before a retry; retries are counted from 1."""
     longest = min(_FIRST_WAIT * 2.0 ** (retry - 1), _LONGEST_WAIT)
     return longest * random.uniform(0.5, 1)  # noqa: S311  # spreads requests
+
+
+def _find_failure(error: BaseException) -> _Failure | None:
+    text = str(error)
+    return next((each for each in _FAILURES if each.pattern.search(text)), None)
 
 
 def _has_status(error: Exception, statuses: tuple[int, ...]) -> bool:
@@ -140,8 +199,8 @@ def translate_error(
     reason, hint = _explain(error, path)
     if action == "written":
         return OutputError(f"{path} cannot be written: {reason}", hint=hint)
-    if isinstance(error, FileNotFoundError):
-        return MissingFileError(path, None, "No such file or directory", hint=hint)
+    if isinstance(error, FileNotFoundError | MissingBucketError):
+        return MissingFileError(path, None, reason, hint=hint)
     return FormatError(path, None, f"cannot be {action}: {reason}", hint=hint)
 
 
@@ -159,11 +218,16 @@ def _explain(error: BaseException, path: str) -> tuple[str, str]:
         (exceptions.PermissionDeniedError, "access is denied", login),
         (exceptions.NotSupportedError, "the server does not support range requests",
          "download the file first"),
+        (MissingBucketError, _FAILURES[0].reason, _FAILURES[0].hint),
         (TimeoutError, "the server did not answer in time", NETWORK_HINT),
     ]  # fmt: skip
     for kind, reason, hint in explanations:
         if isinstance(error, kind):
             return reason, hint
+    if failure := _find_failure(error):
+        status = re.search(r"status code: (\d\d\d) ", str(error))
+        words = {"timeout": read_timeout(), "status": status[1] if status else ""}
+        return failure.reason.format(**words), failure.hint
     return _shorten(error), NETWORK_HINT
 
 
