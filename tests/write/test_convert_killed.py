@@ -73,7 +73,7 @@ def restore(place: Path, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", [KINDS["file"], KINDS["set"]], ids=str)
 def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratch: Path) -> None:
-    kill_at_random_moments(kind, struck, scratch, 3, rows=2048)
+    kill_at_random_moments(kind, struck, scratch, 2, rows=1024)
 
 
 @pytest.mark.long
