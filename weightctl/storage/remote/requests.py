@@ -60,7 +60,7 @@ NETWORK_HINT = "check the network connection and try again"
 class _Failure(NamedTuple):
     """A failure by what obstore says of it, which is only text; a final one would happen again."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     reason: str
     hint: str
     is_final: bool = True
@@ -69,35 +69,34 @@ class _Failure(NamedTuple):
 _DOWNLOAD_HINT = "download the file with another program first"
 _ADDRESS_HINT = "check the URL"
 _LATER_HINT = "try again later"
-_FAILURES = tuple(
-    _Failure(re.compile(pattern), *words)
-    for pattern, *words in (
-        ("NoSuchBucket|ContainerNotFound|bucket does not exist", "no such bucket",
-         "check the name of the bucket, and the endpoint"),
-        ("UnexpectedRange|NoContentRange|ParseContentRange",
-         "the server sends another range than was requested", _DOWNLOAD_HINT),
-        ("MissingContentLength", "the server does not state the length of the file",
-         _DOWNLOAD_HINT),
-        ("InvalidListResponse", "the answer is not a list of files", _ADDRESS_HINT),
-        ("TooManyRedirects", "the redirects of the server do not end", _ADDRESS_HINT),
-        (r"BadScheme|status code: 3\d\d |redirect without LOCATION",
-         "the server redirects to an address that cannot be read",
-         "check the URL, and for buckets the region"),
-        (r"Parse\(\s*TooLarge", "the headers of the answer are too large", _ADDRESS_HINT),
-        (r"hyper::Error\(\s*Parse", "the answer is not HTTP", _ADDRESS_HINT),
-        ("Name or service not known|nodename nor servname|no such host|No address associated",
-         "no such host", "check the name of the host in the URL"),
-        ("InvalidCertificate|UnknownIssuer|invalid peer certificate",
-         "the certificate of the server is not valid", "check the URL and the clock"),
-        ("dns error", "the name of the host cannot be looked up", NETWORK_HINT, False),
-        ("ConnectionRefused", "the server refuses connections", "check the port in the URL", False),
-        ("kind: Timeout|TimedOut", "timed out after {timeout:g} s", NETWORK_HINT, False),
-        ("IncompleteMessage|ConnectionReset|BrokenPipe|UnexpectedEof",
-         "the server closed the connection", NETWORK_HINT, False),
-        (r"status code: (?:400|405|409|41[01346]|451) ",
-         "the server refuses the request with status {status}", _ADDRESS_HINT),
-        (r"status code: \d\d\d ", "the server answers with status {status}", _LATER_HINT, False),
-    )
+_FAILURES = (
+    _Failure("NoSuchBucket|ContainerNotFound|bucket does not exist", "no such bucket",
+             "check the name of the bucket, and the endpoint"),
+    _Failure("UnexpectedRange|NoContentRange|ParseContentRange",
+             "the server sends another range than was requested", _DOWNLOAD_HINT),
+    _Failure("MissingContentLength", "the server does not state the length of the file",
+             _DOWNLOAD_HINT),
+    _Failure("InvalidListResponse", "the answer is not a list of files", _ADDRESS_HINT),
+    _Failure("TooManyRedirects", "the redirects of the server do not end", _ADDRESS_HINT),
+    _Failure(r"BadScheme|status code: 3\d\d |redirect without LOCATION",
+             "the server redirects to an address that cannot be read",
+             "check the URL, and for buckets the region"),
+    _Failure(r"Parse\(\s*TooLarge", "the headers of the answer are too large", _ADDRESS_HINT),
+    _Failure(r"hyper::Error\(\s*Parse", "the answer is not HTTP", _ADDRESS_HINT),
+    _Failure("Name or service not known|nodename nor servname|no such host|No address associated",
+             "no such host", "check the name of the host in the URL"),
+    _Failure("InvalidCertificate|UnknownIssuer|invalid peer certificate",
+             "the certificate of the server is not valid", "check the URL and the clock"),
+    _Failure("dns error", "the name of the host cannot be looked up", NETWORK_HINT, False),
+    _Failure("ConnectionRefused", "the server refuses connections", "check the port in the URL",
+             False),
+    _Failure("kind: Timeout|TimedOut", "timed out after {timeout:g} s", NETWORK_HINT, False),
+    _Failure("IncompleteMessage|ConnectionReset|BrokenPipe|UnexpectedEof",
+             "the server closed the connection", NETWORK_HINT, False),
+    _Failure(r"status code: (?:400|405|409|41[01346]|451) ",
+             "the server refuses the request with status {status}", _ADDRESS_HINT),
+    _Failure(r"status code: \d\d\d ", "the server answers with status {status}", _LATER_HINT,
+             False),
 )  # fmt: skip
 
 
@@ -156,7 +155,7 @@ def repeat(call: Callable[[], _Made], path: str) -> _Made:
         try:
             return call()
         except FileNotFoundError as error:
-            if _FAILURES[0].pattern.search(str(error)):
+            if re.search(_FAILURES[0].pattern, str(error)):
                 raise MissingBucketError(str(error)) from error
             raise
         except (exceptions.GenericError, ConnectionError, TimeoutError) as error:
@@ -182,7 +181,7 @@ def wait_before(retry: int) -> float:
 
 def _find_failure(error: BaseException) -> _Failure | None:
     text = str(error)
-    return next((each for each in _FAILURES if each.pattern.search(text)), None)
+    return next((each for each in _FAILURES if re.search(each.pattern, text)), None)
 
 
 def _has_status(error: Exception, statuses: tuple[int, ...]) -> bool:
