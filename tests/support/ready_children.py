@@ -68,7 +68,8 @@ class ReadyChild:
             ours, theirs[1] = os.pipe()
             self.stdout = os.fdopen(ours, "rb")
         ours, answer = os.pipe()
-        self._answers = os.fdopen(ours)
+        # Without a buffer, which could take the second line out of the sight of `select`.
+        self._answers = os.fdopen(ours, "rb", buffering=0)
         given = json.dumps({**request, "folder": os.getcwd(), "path": sys.path})
         socket.send_fds(server, [given.encode()], [*theirs, answer])
         for number in {*theirs, answer, nothing}:
@@ -135,7 +136,8 @@ def serve(server: socket.socket) -> None:
             return
         request = json.loads(raw)
         for name in request["imports"]:
-            import_module(name)
+            with suppress(Exception):  # the child raises it again
+                import_module(name)
         gc.freeze()
         child = os.fork()
         if not child:
@@ -170,9 +172,11 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
             sys.argv[:] = words
             runpy.run_path(words[0], run_name="__main__")
         code = 0
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException:  # noqa: BLE001  # as at the end of a process
+        traceback.print_exc()
     finally:
-        if code:
-            traceback.print_exc()
         sys.stdout.flush()
         os._exit(code)
 
@@ -212,6 +216,7 @@ class ReadyChildren:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", __file__, str(other.fileno())],
                     pass_fds=[other.fileno()],
+                    cwd="/",  # that of a test is removed
                     # The process stays, and would keep open the terminal of the first command.
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
