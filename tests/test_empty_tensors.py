@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from build import F32, I32, Gguf, Tensor, safetensors_of
+from each import usual
 from lazy import torch
 from weightctl.cli import app
 from weightctl.dtype.encodings import ENCODINGS
@@ -130,8 +132,10 @@ def test_a_checkpoint_of_them_alone_is_converted(tmp_path: Path, which: str) -> 
     ran("verify", source, "--check", "finite")
 
 
-@pytest.mark.parametrize("strategy", [*STRATEGIES])
-@pytest.mark.parametrize("which", MIXED)
+@pytest.mark.parametrize(
+    ("which", "strategy"),
+    usual(product(["some", "all"], STRATEGIES), product(MIXED, STRATEGIES)),
+)
 def test_a_plan_cuts_them_or_leaves_nothing_behind(
     tmp_path: Path, which: str, strategy: str
 ) -> None:

@@ -24,10 +24,7 @@ TARGET = r"\(target [\d.]+\)"
 # with how often they are in what is printed.
 QUICK = [
     ("conversion.py --seconds 0", {TARGET: 11}),
-    ("crossing.py --size 5MB --folder", {TARGET: 2}),
-    ("deltas.py --size 2MB --bsdiff-size 0B", {"missed": 0}),
     ("memory.py --size 100MB --only Q4_K --folder", {"\nQ4_K: ": 1, r"\(target 350\)": 1}),
-    ("sharding.py --size 5MB --repeats 1 --no-hand --folder", {TARGET: 2, "by hand": 0}),
     ("verify_finite.py --rows 16 --repeats 1", {TARGET: 10}),
 ]
 _CHAOS = "--workers 3 --drivers 1 --size 100MB"
@@ -35,6 +32,9 @@ _COPIES = '--only "copy to GGUF" --only "copy to PyTorch" --only "f32 safetensor
 _PAIR = '--only "to Q8_0" --only "a cut for 4 ranks"'
 _REMOTE = '--only "Q8_0 to S3" --only "https copy to a file"'
 LONG = [
+    ("crossing.py --size 5MB --folder", {TARGET: 2}),
+    ("deltas.py --size 2MB --bsdiff-size 0B", {"missed": 0}),
+    ("sharding.py --size 5MB --repeats 1 --no-hand --folder", {TARGET: 2, "by hand": 0}),
     ("budget.py --size 1MB", {r"\| search \| \d+ \| \d+ \| 0\.\d\d GB \|": 1}),
     (f"chaos.py --on processes {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
     (f"chaos.py --on ranks {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
