@@ -14,6 +14,7 @@ from audited import __file__ as audited
 
 import payloads
 from each import each
+from once import once, shared
 from payloads import (
     AMPLIFYING,
     ATTACKS,
@@ -124,10 +125,16 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory, warm: list[str]) -> dict[Any, dict[str, Any]]:
-    """The audit events while each attack was opened, all in one process."""
+    """The audit events while each attack was opened, all in one process for all workers."""
     contents = {(form, name): FORMS[form][name] for form, name in CASES}
-    files = _written(tmp_path_factory.mktemp("attacks"), contents)
-    return _run_probe("open", files, str(len(warm)), *warm)
+
+    def probe(half: Path) -> None:
+        files = _written(tmp_path_factory.mktemp("attacks"), contents)
+        outcome = _run_probe("open", files, str(len(warm)), *warm)
+        half.write_text(json.dumps([*outcome.values()]))
+
+    made = once(shared(tmp_path_factory) / "attacks.json", probe)
+    return dict(zip(contents, json.loads(made.read_text()), strict=True))
 
 
 @pytest.fixture(scope="module")
