@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import small_models
+import weightctl
 from weightctl import open_weights, save
 from weightctl.dtype import ENCODINGS
-from weightctl.errors import ArchitectureError, ConversionError, FormatError
+from weightctl.errors import ArchitectureError, ConversionError, FormatError, OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.plan.cast import cast
 from weightctl.translate.plans import Names, plan_of
@@ -129,3 +130,74 @@ def test_rows_of_an_embedding_that_are_of_no_token_are_left_out_and_told(tmp_pat
         found = made[f"{name}.weight"].data().to_numpy()
         assert (found == parameter.detach().numpy()[:90]).all()
     assert made.metadata["llama.vocab_size"].content == 90
+
+
+# Files beside the weights, and whether they are copied.
+BESIDE = {
+    "additional_chat_templates/rag.jinja": True, "1_Pooling/config.json": True,
+    "2_Dense/config.json": True, "2_Dense/model.safetensors": True, "sub/deep/table.dat": True,
+    "spiece.spm": True, "vocab.bpe": True, "tokenizer.model.v3": True, "recipe.yaml": True,
+    "a.json": True, "onnx/model.onnx": False, "onnx/config.json": False, "q4.gguf": False,
+    "pytorch_model.bin.index.json": False, ".cache/x": False, "__pycache__/a.pyc": False,
+    "big.txt": False, "linked": False, "a.bin.weightctl-0123abcd.partial": False,
+}  # fmt: skip
+NAMED = ("big.txt", "linked", "onnx", "q4.gguf")
+
+
+def fill(model: Path) -> None:
+    for name in BESIDE:
+        path = model / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"torch_dtype": "float64"}')
+    modules = [{"type": "a", "path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+    with (model / "big.txt").open("ab") as file:
+        file.truncate(100_000_001)
+    (model / "linked").unlink()
+    (model / "linked").symlink_to("sub")
+
+
+def files_in(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+
+
+def test_files_and_folders_beside_the_weights_are_copied_or_named(
+    model: Path, tmp_path: Path
+) -> None:
+    fill(model)
+    (model / "q4.gguf").write_bytes(b"GGUF")
+    own = {path.name for path in model.iterdir() if path.is_file()} - {*BESIDE}
+    wanted = own | {name for name, is_copied in BESIDE.items() if is_copied}
+    made = weightctl.convert(model, tmp_path / "out", dtype="f16")
+    assert files_in(tmp_path / "out") == wanted
+    assert (tmp_path / "out" / "2_Dense" / "config.json").read_bytes() == (
+        model / "2_Dense" / "config.json"
+    ).read_bytes()
+    sharded = weightctl.shard(model, tmp_path / "ranks", tp=2)
+    for rank in ("rank-0", "rank-1"):
+        assert files_in(tmp_path / "ranks" / rank) == wanted
+    for notes in (made.notes, sharded.notes):
+        (note,) = [note for note in notes if note.startswith("not copied: ")]
+        assert [name for name in NAMED if f"{name} (" in note] == [*NAMED]
+        assert note.count("(") == len(NAMED)
+
+
+def test_an_output_with_folders_is_replaced_unless_it_has_other_files(
+    model: Path, tmp_path: Path
+) -> None:
+    fill(model)
+    for out in (tmp_path / "out", tmp_path / "ranks"):
+
+        def write(*, force: bool, ranks: int = 2, out: Path = out) -> None:
+            if out.name == "out":
+                weightctl.convert(model, out, force=force)
+            else:
+                weightctl.shard(model, out, tp=ranks, force=force)
+
+        write(force=False)
+        write(force=True, ranks=1)
+        first = next(path for path in sorted(out.rglob("*")) if path.name == "1_Pooling")
+        (first / "mine.txt").write_text("mine")
+        with pytest.raises(OutputError, match=r"1_Pooling/mine\.txt"):
+            write(force=True)
+        assert (first / "mine.txt").exists()

@@ -553,7 +553,7 @@ def test_a_disk_that_fills_up_before_there_is_room_for_all_ends_with_nothing_lef
 ) -> None:
     make = os.mkdir
 
-    def make_and_fill(path: str) -> None:
+    def make_and_fill(path: str, *mode: int) -> None:
         make(path)
         if path.endswith("rank-1"):
             fill(disk)

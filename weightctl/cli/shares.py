@@ -20,6 +20,7 @@ from weightctl.cli.splits import brief, grid_text, rank_shapes, strategy_name
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import build_tree
+from weightctl.write.shard import list_notes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,7 +201,7 @@ def document(
         **document_times(saved, saved.written_bytes if saved else 0),
         "kept_bytes": saved.kept_bytes if saved else None,
         "started_over": saved.started_over or None if saved else None,
-        "notes": [*plan.source.header.notes, *plan.notes],
+        "notes": list_notes(plan),
         "tied": dict(plan.tied),
         "tensors": [
             {

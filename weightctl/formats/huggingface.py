@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
+from weightctl.formats import ALL_FORMATS, INDEX_SUFFIX
 from weightctl.formats.sharded.detection import MANIFEST, is_manifest
 from weightctl.formats.training.detection import DIRECTORY_OF_RANK
-from weightctl.storage.files import file_size, is_file, list_names, open_reader, prepare
-from weightctl.text.untyped import is_object
+from weightctl.storage.files import (
+    exists,
+    file_size,
+    is_directory,
+    is_file,
+    list_names,
+    open_reader,
+    prepare,
+)
+from weightctl.system.temporary import is_temporary
+from weightctl.text.sizes import format_size
+from weightctl.text.untyped import is_list, is_object
+from weightctl.text.wording import join_names
 from weightctl.weights.json_file import read_json
 
 if TYPE_CHECKING:
@@ -26,6 +39,7 @@ __all__ = [
     "OPEN_CLIP",
     "companions",
     "config",
+    "describe_left_out",
     "file_name",
     "is_config_of",
     "is_license",
@@ -41,17 +55,26 @@ OPEN_CLIP = "open_clip_config.json"
 # The key of diffusers' config.json that names the class of the model.
 CLASS_NAME = "_class_name"
 
-_SUFFIXES = (".json", ".txt", ".model", ".md", ".jinja", ".tiktoken", ".py")
 _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 # The usual names of files beside the weights, for web servers, which cannot list a directory.
 _USUAL_COMPANIONS = (
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    "rwkv_vocab_v20230424.txt",
-    "modules.json", "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md",
+    "rwkv_vocab_v20230424.txt", "vocab.bpe", "tokenizer.model.v3", "tekken.json",
+    "chat_template.json", "processor_config.json", "config_sentence_transformers.json",
+    "sentence_bert_config.json", "1_Pooling/config.json", "modules.json", "README.md", "LICENSE",
+    "LICENSE.txt", "LICENSE.md",
 )  # fmt: skip
 _MAX_SIZE = 100_000_000
+_MAX_FILES = 1000
+# The suffixes of weights, also in formats that are not supported.
+_WEIGHTS = (
+    *chain.from_iterable(line.suffixes for line in ALL_FORMATS.values()),
+    ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite", ".pb", ".mlmodel", ".npy", ".pte",
+)  # fmt: skip
+# Files of Orbax, whose folders have weights.
+_ORBAX = frozenset({"manifest.ocdbt", "_CHECKPOINT_METADATA", "_METADATA"})
 ADAPTER_CONFIG = "adapter_config.json"
 # The usual names of files with weights, which a config.json describes.
 _USUAL_NAMES = (
@@ -75,23 +98,89 @@ def model_directory(files: Sequence[str]) -> str:
 def companions(files: Sequence[str]) -> Mapping[str, str]:
     """Return the paths of the files to copy with a checkpoint, by name: config, tokenizer, license.
 
-    Returns nothing for a directory without the config of a model or an adapter, because it is not a
-    model directory.
+    These are all files of the directory and of its folders, except weights, indices, caches, hidden
+    files and what is large. Returns nothing for a directory without the config of a model or an
+    adapter, because it is not a model directory.
     """
+    return _list_beside(files)[0]
+
+
+def describe_left_out(files: Sequence[str]) -> list[str]:
+    """Return a note on the files beside a checkpoint that are not copied with it, if there are any.
+
+    Hidden files, caches, indices and the files of the checkpoint itself are not mentioned.
+    """
+    left_out = [f"{name} ({why})" for name, why in _list_beside(files)[1].items()]
+    return [f"not copied: {join_names(left_out, 5)}"] if left_out else []
+
+
+def _list_beside(files: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the paths of the files to copy, and why others are left out, both by name."""
+    found: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     directory = model_directory(files)
     configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
     if not files or not any(map(is_file, configs)):
-        return {}
-    paths = {name: os.path.join(directory, name) for name in _list_names(directory)}
-    return {
-        name: path
-        for name, path in paths.items()
-        if (name.endswith(_SUFFIXES) or is_license(name))
-        and not name.endswith(".index.json")
-        and is_file(path)
-        and file_size(path) <= _MAX_SIZE
-        and not (name == MANIFEST and is_manifest(path))
-    }
+        return found, left_out
+    names = _list_names(directory)
+    is_orbax = not _ORBAX.isdisjoint(names)
+    modules = _list_modules(directory)
+    for name in names:
+        path = os.path.join(directory, name)
+        is_own = any(file == path or file.startswith(f"{path}/") for file in files)
+        if is_own or _is_ignored(name) or (name == MANIFEST and is_manifest(path)):
+            continue
+        if is_orbax and not is_file(path):
+            continue
+        inside, why = _list_inside(path, name, is_module=name in modules)
+        found |= inside
+        left_out |= {name: why} if why else {}
+    return found, left_out
+
+
+def _list_modules(directory: str) -> set[str]:
+    """Return the folders of the further modules of a model for sentence embeddings."""
+    try:
+        content = read_json(open_reader(os.path.join(directory, "modules.json")), _MAX_SIZE)
+    except FormatError:
+        return set()
+    found = filter(is_object, content) if is_list(content) else ()
+    return {str(each.get("path")) for each in found}
+
+
+def _list_inside(path: str, name: str, *, is_module: bool) -> tuple[dict[str, str], str]:
+    """Return the files to copy of an entry of a directory, or why it is left out.
+
+    A folder is copied as a whole or not at all; only with `is_module`, it can contain weights.
+    """
+    found: dict[str, str] = {}
+    size, waiting = 0, [(name, path)]
+    while waiting:
+        at, path = waiting.pop()
+        if is_file(path):
+            if at.lower().endswith(_WEIGHTS) and not is_module:
+                return {}, "weights"
+            size += file_size(path)
+            found[at] = path
+        elif is_directory(path) and not os.path.islink(path):
+            try:
+                names = [each for each in list_names(path) if not _is_ignored(each)]
+            except (OSError, FormatError):
+                return {}, "it cannot be listed"
+            if not _ORBAX.isdisjoint(names):
+                return {}, "weights"
+            waiting += [(f"{at}/{each}", os.path.join(path, each)) for each in names]
+        elif exists(path):
+            return {}, "a link to a folder" if is_directory(path) else "not a file"
+        if size > _MAX_SIZE or len(found) + len(waiting) > _MAX_FILES:
+            return {}, f"more than {format_size(_MAX_SIZE)} or {_MAX_FILES} files"
+    return dict(sorted(found.items())), ""
+
+
+def _is_ignored(name: str) -> bool:
+    """Whether a file is hidden, a cache, an index, or a temporary file."""
+    is_cache = name.startswith(".") or name == "__pycache__"
+    return is_cache or name.endswith(INDEX_SUFFIX) or is_temporary(name)
 
 
 def _list_names(directory: str) -> Sequence[str]:

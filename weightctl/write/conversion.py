@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
-from weightctl.formats.huggingface import companions
+from weightctl.formats.huggingface import companions, describe_left_out
 from weightctl.plan.cast import is_unfit_for_llama_cpp
 from weightctl.text.wording import join_names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
@@ -189,6 +189,8 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
             "supported model family beside the input, and do not use --names keep"
         )
     files = plan.source.header.files
+    if where.file_name is not None and not plan.translation:
+        yield from describe_left_out(files)
     if where.file_name is not None and not plan.documents and not companions(files):
         why = "there is no config.json beside the input"
         if "general.architecture" in plan.metadata:

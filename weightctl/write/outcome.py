@@ -221,10 +221,16 @@ class Outcome:
 
     def _list_foreign(self, directory: str) -> list[str]:
         """Return the names in a directory that the output does not have and cannot have."""
-        if self.shards is None:
-            return [name for name in list_names(directory) if not self.has_name(name)]
-        names = self._list_replaceable(directory)
         found = (os.path.relpath(path, directory) for path in _walk(directory))
+        if self.shards is None:
+            folders = tuple({f"{name.partition('/')[0]}/" for name in self.carried if "/" in name})
+            top = [name for name in list_names(directory) if not self.has_name(name)]
+            inside = (name for name in found if name.startswith(folders))
+            return [
+                *(name for name in top if f"{name}/" not in folders),
+                *(name for name in inside if name not in self.carried),
+            ]
+        names = self._list_replaceable(directory)
         return sorted(name for name in found if name not in names)
 
     def has_name(self, name: str) -> bool:
@@ -247,7 +253,13 @@ class Outcome:
             paths = [file.path for file in read_manifest(listing).files]
         except FormatError:
             return own
-        beside = {os.path.basename(name) for name in self.carried}
+        ranks = set(map(os.path.dirname, self.parts))
+        beside = {
+            os.path.relpath(name, below or ".")
+            for name in self.carried
+            for below in ranks
+            if not below or name.startswith(f"{below}/")
+        }
         directories = {os.path.dirname(path) for path in paths}
         carried = (os.path.join(below, name) for below in directories for name in beside)
         return own.union(paths, carried)

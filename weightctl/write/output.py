@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from functools import partial as bind
 from threading import Lock
@@ -316,7 +315,7 @@ def _put_beside(
     if not outcome.is_directory:
         return
     for name, path in outcome.carried.items():
-        content = restate_dtype(os.path.basename(name), path, dtype)
+        content = restate_dtype(name, path, dtype)
         if content is None:
             partial.copy(name, path)
         else:

@@ -179,6 +179,7 @@ class Partial:
         Raises `FormatError` if it cannot be read, and `OutputError` if it cannot be written.
         """
         source = open_companion(path)
+        _make_directory(os.path.dirname(self.path_of(name)))
         file = FileWriter(self.path_of(name), source.size)
         try:
             file.copy(0, source.range())
@@ -351,8 +352,7 @@ def _has_size(path: str, nbytes: int) -> bool:
 
 def _make_directory(path: str) -> None:
     try:
-        with suppress(FileExistsError):
-            os.mkdir(path)
+        os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
+from weightctl.formats.huggingface import describe_left_out
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import leave_room
 from weightctl.sharding.plan_file import make_rules, read_rules
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
-__all__ = ["ShardedOutput", "save_shards", "shard"]
+__all__ = ["ShardedOutput", "list_notes", "save_shards", "shard"]
 
 
 def save_shards(
@@ -84,6 +85,12 @@ def save_shards(
     return Saved(outcome, time.monotonic() - started, {}, *written[1:])
 
 
+def list_notes(plan: ShardPlan) -> list[str]:
+    """Return messages for the user about a plan, and files that its output lacks."""
+    header = plan.source.header
+    return [*header.notes, *plan.notes, *describe_left_out(header.files)]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class ShardedOutput:
     """A sharded checkpoint that is planned or written; `saved` is None until it is written.
@@ -105,7 +112,7 @@ class ShardedOutput:
     @property
     def notes(self) -> list[str]:
         """Messages for the user about the plan."""
-        return [*self.plan.source.header.notes, *self.plan.notes]
+        return list_notes(self.plan)
 
     @property
     def paths(self) -> list[str]:
