@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import quantized_examples as examples
 import weightctl
 from each import each
 from lazy import save_file, torch
@@ -14,6 +15,7 @@ from packers import gptq, levels_of, numbers, opened, plain, same, scales_of, se
 from weightctl.errors import ConversionError
 from weightctl.schemes import WRITTEN
 from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.schemes.matching import refuse_separated
 from weightctl.schemes.settings import Settings
 from weightctl.system.registry import load
 
@@ -300,6 +302,41 @@ def test_formats_that_comfyui_states_in_the_metadata_are_known_or_refused(tmp_pa
         else:
             with pytest.raises(ConversionError, match="nvfp4"):
                 dequantize_weights(weightctl.open_weights(path), in_blocks=False)
+
+
+@each("options", [{"include": "*.weight"}, {"exclude": "*_scale"}, {"exclude": "*_zero_point"}])
+def test_patterns_do_not_separate_a_weight_from_its_scales(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    tensors = {
+        "l.weight": torch.ones(4, 32).byte(), "l.weight_scale": torch.ones(4, 1),
+        "l.weight_zero_point": torch.ones(4, 1).byte(), "l.input_scale": torch.ones(1),
+        "a.weight": torch.ones(3),
+    }  # fmt: skip
+    opened(tmp_path, tensors)
+    source, out = tmp_path / "m.safetensors", tmp_path / "out.safetensors"
+    with pytest.raises(ConversionError, match=r"`l\.weight.* are one quantized weight") as caught:
+        weightctl.convert(source, out, **options)
+    assert "`l.*`" in caught.value.hint
+    if "exclude" in options:
+        with pytest.raises(ConversionError, match="are one quantized weight"):
+            weightctl.edit(source, drop=options["exclude"])
+    for pattern in ("l.*", "*.input_scale", "a.weight"):
+        weightctl.convert(source, out, exclude=pattern, force=True)
+    weightctl.edit(out, drop="l.*")
+    assert set(weightctl.open_weights(source).header.tensors) == {*tensors}
+
+
+@each("tensors", [row[3] for row in examples.TABLE])
+def test_tensors_of_no_scheme_are_separated(tensors: str) -> None:
+    infos = examples.header_of(tensors).tensors
+    first = next(iter(infos))
+    refuse_separated(infos, infos)
+    refuse_separated(infos, ())
+    with pytest.raises(ConversionError, match=f"`{first}`"):
+        refuse_separated(infos, {first})
+    with pytest.raises(ConversionError, match=f"`{first}`"):
+        refuse_separated(infos, infos.keys() - {first})
 
 
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weightctl
+from each import each
 from lazy import load_file, save_file, torch, transformers
 from small_models import qwen3moe
 from weightctl.errors import ConversionError
@@ -212,13 +213,45 @@ def test_a_rule_keeps_a_weight_or_gives_it_a_plain_type(tmp_path: Path) -> None:
 
 def test_weights_whose_rows_do_not_fit_keep_their_type(tmp_path: Path) -> None:
     source = matrix(tmp_path, **{"layers.0.o_proj.weight": torch.randn(128, 96).bfloat16()})
-    done = convert(source, tmp_path / "out", "W4A16")
+    done = convert(source, tmp_path / "out", "W4A16:group=128")
     assert stored(tmp_path / "out")["layers.0.o_proj.weight"].shape == (128, 96)
     assert "layers.0.o_proj" in config_of(tmp_path / "out")["ignore"]
     assert any("its row length, 96, is not a multiple" in note for note in done.notes)
     with pytest.raises(ConversionError, match="row length, 96"):
-        convert(source, tmp_path / "other", "W4A16", fallback=False)
+        convert(source, tmp_path / "other", "W4A16:group=128", fallback=False)
     assert not (tmp_path / "other").exists()
+
+
+@each("case", ["W4A16", "W8A16", "GPTQ", "GPTQ-8bit", "AWQ", "AWQ:scaled=no", "W4A16:symmetric=no"])
+@each("columns, group", [(576, 64), (96, 32), (1152, 128)])
+def test_the_largest_group_that_divides_the_rows_is_used(
+    tmp_path: Path, case: str, columns: int, group: int
+) -> None:
+    source = matrix(tmp_path, columns=columns)
+    done = convert(source, tmp_path / "out", case)
+    config = config_of(tmp_path / "out")
+    made = config.get("config_groups", {}).get("group_0", {}).get("weights", config)
+    assert made["group_size"] == group
+    assert {item.weight for item in done.plan.items} == {"layers.0.q_proj.weight"}
+    assert any(f"groups have {group} values" in note for note in done.notes) == (group != 128)
+    before, after = values_in(source), values_in(tmp_path / "out")
+    assert relative_error(*before.values(), *after.values()) < 0.2
+
+
+def test_few_weights_that_do_not_fit_do_not_change_the_group(tmp_path: Path) -> None:
+    source = matrix(tmp_path, 1024, **{"layers.0.o_proj.weight": torch.randn(32, 96).bfloat16()})
+    done = convert(source, tmp_path / "out", "W4A16")
+    assert done.plan.scheme == "W4A16"
+    assert any("its row length, 96, is not a multiple" in note for note in done.notes)
+
+
+@each("case", ["W4A16:group=128", "MXFP4", "NVFP4"])
+def test_a_type_that_most_weights_cannot_have_is_refused(tmp_path: Path, case: str) -> None:
+    source = matrix(tmp_path, **{"layers.0.o_proj.weight": torch.randn(256, 72).bfloat16()})
+    with pytest.raises(ConversionError, match="most weights cannot be stored") as caught:
+        convert(source, tmp_path / "out", case)
+    assert "group" in caught.value.hint
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from weightctl.errors import ConversionError
 from weightctl.plan.metadata import Setting, change_metadata
 from weightctl.plan.plan import Plan
 from weightctl.plan.rename import Renaming, collect_renamings, rename
+from weightctl.schemes.matching import refuse_separated
 from weightctl.text.patterns import select_names
 from weightctl.text.untyped import is_list
 from weightctl.weights.tree import header_of
@@ -69,7 +70,8 @@ def apply_changes(weights: Checkpoint, changes: Changes) -> ChangedModel:
     """Return the changed checkpoint, without reading or writing data.
 
     Raises `ConversionError` if a change does not apply: a pattern that matches nothing, a value
-    that does not have its type, or two tensors with the same name.
+    that does not have its type, two tensors with the same name, or a quantized weight that would be
+    dropped without its scales.
     """
     header = header_of(weights)
     dropped = _select_dropped(header, changes.drop)
@@ -82,6 +84,7 @@ def apply_changes(weights: Checkpoint, changes: Changes) -> ChangedModel:
     if dropped:
         kept = {new for old, new in names.items() if old not in dropped}
         _refuse_tied(header, dropped)
+        refuse_separated(header.tensors, header.tensors.keys() - dropped)
         plan = plan.only({*kept, *after.leaves})
     plan = change_metadata(
         plan, [_with_type(plan, each) for each in changes.settings], changes.unset

@@ -17,6 +17,7 @@ from weightctl.formats.base import (
     is_alignment,
     make_room,
 )
+from weightctl.schemes.matching import refuse_separated
 from weightctl.text.patterns import select_names
 from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import MetadataValue
@@ -40,7 +41,7 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
     An empty `include` selects every tensor. Patterns are those of `weightctl.text.patterns`; they
     also apply to values in the tree. Tied names are selected like any other name. If a tied name is
     kept and its tensor is not, the tensor gets that name. Raises `ConversionError` if no tensor is
-    left, or if a pattern matches nothing.
+    left, if a pattern matches nothing, or if patterns separate a quantized weight from its scales.
     """
     if not include and not exclude:
         return plan
@@ -60,6 +61,7 @@ def select(plan: Plan, include: Sequence[str] = (), exclude: Sequence[str] = ())
             "no tensor is left",
             hint="the patterns of --exclude match every tensor that --include selects",
         )
+    refuse_separated({item.info.name: item.info for item in plan.items}, kept)
     return plan.only(kept)
 
 

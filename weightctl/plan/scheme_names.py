@@ -34,12 +34,14 @@ class SchemeRecipe(NamedTuple):
     """A scheme for the matrices of a model's layers, and for which others; of a recipe file or not.
 
     The first of `lines` whose pattern is found in a name decides: the weight is stored in this
-    scheme, or left as it is if there is None. `path` is the file.
+    scheme, or left as it is if there is None. `path` is the file. With `is_group_open`, no group
+    size was stated.
     """
 
     choice: SchemeChoice
     lines: tuple[tuple[re.Pattern[str], SchemeChoice | None], ...] = ()
     path: str = ""
+    is_group_open: bool = False
 
     @property
     def choices(self) -> list[SchemeChoice]:
@@ -74,7 +76,8 @@ def find_scheme(quant: object, *, is_directory: bool) -> SchemeRecipe | None:
             hint="use a path without a suffix as output, such as OUT/; for GGUF, use a type such "
             "as Q4_K_M",
         )
-    return SchemeRecipe(_choose(found, options, quant))
+    is_open = "group" not in options.lower()
+    return SchemeRecipe(_choose(found, options, quant), is_group_open=is_open)
 
 
 def list_schemes() -> list[WrittenScheme]:

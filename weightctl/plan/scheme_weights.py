@@ -50,6 +50,9 @@ _IN_HALF = ("Q4_0", "Q4_1", "Q8_0")
 _LOOKED_UP = re.compile(r"embed(?!ding\.linear\.)|\bwte\b|\bwpe\b|norm", re.IGNORECASE)
 _OUTPUT = "lm_head"
 _FEW = 3
+# The share of values that do not fit a group size above which another one is sought, and the share
+# above which a conversion is refused.
+_FEW_REFUSED, _MOST_REFUSED = 0.1, 0.5
 
 
 def store_in_scheme(
@@ -67,7 +70,9 @@ def store_in_scheme(
 
     Norms, biases, routers, embeddings, the output projection and the towers of multimodal models
     keep their type; the lines of a recipe decide otherwise. `rules` give tensors a type without
-    blocks. Weights that the scheme cannot store keep their type too, unless `fallback` is False.
+    blocks. Weights that the scheme cannot store keep their type too, unless `fallback` is False, or
+    they have most values. If the usual group size does not fit and none is stated, the one that
+    fits most rows is used.
     Other types than 16 and 32 bits become the type of most of the other matrices, by default BF16.
     Blocks of GGUF whose values the scheme can hold are repacked, and not rounded. With `exact`,
     tensors that keep their type become F32 where another type would round them, and rounded weights
@@ -80,7 +85,18 @@ def store_in_scheme(
     settings = _read_config(plan)
     recipe = choose_variant(recipe, settings)
     base = ENCODINGS["F32"] if exact else _choose_base(plan)
-    decisions = [_decide(plan, item, recipe, rules, base) for item in plan.items]
+
+    def decide(recipe: SchemeRecipe) -> list[Decision]:
+        return [_decide(plan, item, recipe, rules, base) for item in plan.items]
+
+    usual, decisions = recipe, decide(recipe)
+    if recipe.is_group_open and _find_refused_share(decisions) > _FEW_REFUSED:
+        recipe = min(_list_groups(recipe), key=lambda each: _find_refused_share(decide(each)))
+        decisions = decide(recipe)
+    if recipe.choice != usual.choice:
+        note = f"groups have {recipe.choice.options.group} values, because groups of "
+        note += f"{usual.choice.options.group} do not fit the rows of most weights"
+        plan = replace(plan, notes=(*plan.notes, note))
     if recipe.choice.scheme.of_experts:
         plan, decisions = exchange_experts(plan, decisions)
     decisions = find_exact(plan, decisions)
@@ -109,6 +125,20 @@ def store_in_scheme(
         consulted={**plan.consulted, **consulted},
         notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes, *scaled.notes),
     )
+
+
+def _list_groups(recipe: SchemeRecipe) -> list[SchemeRecipe]:
+    """Return a recipe with each group size of its scheme, its own first, and then the largest."""
+    scheme, options = recipe.choice
+    sizes = (options.group, *sorted(scheme.groups, reverse=True))
+    made = [recipe.choice._replace(options=options._replace(group=size)) for size in sizes]
+    return [recipe._replace(choice=each) for each in made]
+
+
+def _find_refused_share(decisions: Sequence[Decision]) -> float:
+    """Return the share of values that cannot be stored in the scheme that is chosen for them."""
+    refused = sum(each.item.info.size for each in decisions if each.refusal)
+    return refused / max(1, refused + sum(e.item.info.size for e in decisions if e.is_quantized))
 
 
 def _read_config(plan: Plan) -> dict[str, Any]:
@@ -220,16 +250,16 @@ def _refuse(
                 "without blocks, such as bf16, and keep",
             )
     refused = [each for each in decisions if each.refusal]
-    if refused and (not fallback or not any(each.is_quantized for each in decisions)):
+    if refused and (not fallback or _find_refused_share(decisions) > _MOST_REFUSED):
         lines = [f"`{each.item.info.name}`: {each.refusal}" for each in refused]
         raise ConversionError(
             "\n  ".join([
-                f"some weights cannot be stored as {recipe.choice}:",
+                f"{'most' if fallback else 'some'} weights cannot be stored as {recipe.choice}:",
                 *list_first(lines, _FEW),
             ]),
             hint="to keep their type, leave out --no-fallback (fallback=False in Python)"
             if not fallback
-            else "choose another type, or another group size",
+            else "choose another type, or another group size (such as W4A16:group=32)",
         )  # fmt: skip
     quantized = [each.item for each in decisions if each.is_quantized]
     if not quantized:

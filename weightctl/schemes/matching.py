@@ -6,9 +6,10 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
-from weightctl.errors import WeightctlError
+from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes import SCHEMES
 from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
+from weightctl.schemes.scheme import ACTIVATIONS
 from weightctl.schemes.settings import Settings, read_settings
 from weightctl.system.registry import load
 from weightctl.weights.tree import header_of, source_of
@@ -30,6 +31,7 @@ __all__ = [
     "list_scheme_tensors",
     "load_schemes",
     "read_entries",
+    "refuse_separated",
 ]
 
 # Endings of the names of scales. A scheme's record is loaded if there is a name with its ending.
@@ -113,14 +115,31 @@ def list_scheme_tensors(header: Header) -> set[str]:
     This is decided by names and encodings. The result includes all tensors of `find_quantized`, and
     possibly others that do not form a weight.
     """
-    tensors, nothing = header.tensors, Settings({})
-    return {
-        tensor
-        for mark in _find_marks(tensors)
-        for names, _ in _find_ways(mark)
-        if (candidate := names.gather(tensors[mark], tensors, nothing, _read_nothing))
-        for tensor in candidate.names
-    }
+    return {name for names in _list_groups(header.tensors) for name in names}
+
+
+def _list_groups(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, ...]]:
+    nothing = Settings({})
+    for mark in _find_marks(tensors):
+        for names, _ in _find_ways(mark):
+            if candidate := names.gather(tensors[mark], tensors, nothing, _read_nothing):
+                yield candidate.names
+
+
+def refuse_separated(tensors: Mapping[str, TensorInfo], kept: Container[str]) -> None:
+    """Raise `ConversionError` if some tensors of a quantized weight are kept, and others are not.
+
+    Scales of activations can be left out.
+    """
+    for names in _list_groups(tensors):
+        needed = [name for name in names if not name.endswith(ACTIVATIONS)]
+        lost = [name for name in needed if name not in kept]
+        if lost and len(lost) < len(needed):
+            own = next(name for name in needed if name in kept)
+            raise ConversionError(
+                f"`{own}` and `{lost[0]}` are one quantized weight, and the patterns separate them",
+                hint=f"use a pattern for both, such as `{own.rpartition('.')[0]}.*`",
+            )
 
 
 def load_schemes(ending: str = "") -> tuple[Scheme, ...]:
