@@ -554,7 +554,7 @@ def test_a_disk_that_fills_up_before_there_is_room_for_all_ends_with_nothing_lef
     make = os.mkdir
 
     def make_and_fill(path: str, *mode: int) -> None:
-        make(path)
+        make(path, *mode)
         if path.endswith("rank-1"):
             fill(disk)
 
