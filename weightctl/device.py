@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from operator import index
 from typing import Any, NamedTuple, Self, SupportsIndex
 
 from weightctl.errors import ArgumentTypeError
 
-__all__ = ["CPU", "DeviceRef"]
+__all__ = ["CPU", "DeviceLike", "DeviceRef", "as_device"]
 
 _KINDS = ("cpu", "gpu")
 
@@ -56,3 +57,21 @@ class DeviceRef(_KindAndNumber):
 
 
 CPU = DeviceRef.CPU()
+
+DeviceLike = DeviceRef | str
+_NAME = re.compile(r"(cpu|gpu|cuda)(?::([0-9]{1,4}))?", re.IGNORECASE)
+
+
+def as_device(given: object) -> DeviceRef:
+    """Return a device as a `DeviceRef`; a name is `cpu`, `gpu`, `gpu:1` or `cuda:1`.
+
+    Raises `ArgumentTypeError` for any other value.
+    """
+    if isinstance(given, DeviceRef):
+        return given
+    if isinstance(given, str) and (match := _NAME.fullmatch(given)):
+        return DeviceRef("cpu" if match[1].lower() == "cpu" else "gpu", int(match[2] or 0))
+    raise ArgumentTypeError(
+        f"{given!r} is not a device",
+        hint="use `DeviceRef.CPU()` or `DeviceRef.GPU(0)`, or a name such as 'cpu' or 'gpu:0'",
+    )

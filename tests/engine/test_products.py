@@ -204,6 +204,18 @@ def test_the_settings_are_restored_after_an_error() -> None:
     assert settings() == before
 
 
+def test_the_settings_are_restored_after_the_last_of_several_threads() -> None:
+    before = settings()
+    inner, outer = exact_products(), exact_products()
+    outer.__enter__()
+    inner.__enter__()
+    # The first ends before the second, as in two threads.
+    outer.__exit__(None, None, None)
+    assert [getattr(MATMUL, name) for name in SHORT] == [False, False]
+    inner.__exit__(None, None, None)
+    assert settings() == before
+
+
 def test_a_process_may_have_used_the_older_settings() -> None:
     program = (
         "import torch\n"

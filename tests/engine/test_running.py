@@ -290,10 +290,11 @@ def test_what_is_not_a_graph_is_refused() -> None:
 
 
 def test_a_session_takes_one_device_or_several() -> None:
-    assert InferenceSession(CPU).devices == InferenceSession([CPU]).devices == (CPU,)
+    for given in (CPU, [CPU], "cpu", ["cpu"]):
+        assert InferenceSession(given).devices == (CPU,)
 
 
-@each("devices", ["cpu", ["cpu"], None, lambda: [torch.device("cpu")]], ids=str)
+@each("devices", ["tpu", ["tpu"], None, lambda: [torch.device("cpu")]], ids=str)
 def test_what_is_not_a_device_is_refused(devices: Any) -> None:
     with pytest.raises(EngineError, match=r"(?s)is not a device.*DeviceRef\.CPU\(\)"):
         InferenceSession(devices() if callable(devices) else devices)

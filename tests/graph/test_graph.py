@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from weightctl import Buffer
 from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.engine import InferenceSession
-from weightctl.errors import EncodingError, GraphError
+from weightctl.errors import ArgumentTypeError, EncodingError, GraphError
 from weightctl.graph import Dim, Graph, Shape, TensorType, TensorValue, Value, Weight, ops
 from weightctl.graph.ops.unary import lower_print
 from weightctl.graph.scope import module_path
@@ -824,3 +826,59 @@ def test_a_listing_says_what_a_weight_was_when_it_was_added() -> None:
     weight.configure(DType.float32, (2, 256), QuantizationEncoding.Q4_K)
     assert graph.dump() == before
     assert "w, Q8_0" in before
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph))]
+)
+def test_a_graph_can_be_copied_and_pickled(duplicate: Callable[[Graph], Graph]) -> None:
+    with Graph("g", [TensorType(DType.float32, (2, 4))]) as graph:
+        weight = Weight("w", DType.float32, (4, 4))
+        graph.output(ops.relu(graph.inputs[0] @ weight) @ weight)
+    made = duplicate(graph)
+    assert str(made) == str(graph)
+    (own,) = made.weights_by_name.values()
+    assert own is not weight
+    # The copy knows its weight, which is added once.
+    before = len(made.nodes)
+    with made:
+        assert made.add_weight(own).graph is made
+    assert len(made.nodes) == before
+    inputs = np.arange(8, dtype=np.float32).reshape(2, 4)
+    values = {"w": np.eye(4, dtype=np.float32)}
+    (found,) = InferenceSession().load(made, values).execute(inputs[:, :])
+    (wanted,) = InferenceSession().load(graph, values).execute(inputs)
+    assert np.array_equal(found.to_numpy(), wanted.to_numpy())
+
+
+def test_devices_and_encodings_are_taken_by_name() -> None:
+    assert TensorType(DType.float32, (2,), "gpu:1").device == DeviceRef.GPU(1)
+    weight = Weight("w", DType.float32, (4, 256), "CUDA:0", "q4_k")
+    assert (weight.device, weight.quantization_encoding.name) == (DeviceRef.GPU(0), "Q4_K")
+    weight.device = "cpu"
+    weight.quantization_encoding = "Q8_0"
+    assert (weight.device, weight.quantization_encoding.name) == (DeviceRef.CPU(), "Q8_0")
+    with Graph("g", [TensorType(DType.float32, (2,))]) as graph:
+        assert ops.transfer_to(graph.inputs[0], "gpu").device == DeviceRef.GPU(0)
+    for wrong in ("tpu", "gpu:-1", "gpu:", 0, None):
+        with pytest.raises(ArgumentTypeError, match="is not a device"):
+            TensorType(DType.float32, (2,), wrong)
+
+
+def test_an_encoding_that_the_rows_do_not_fit_is_refused_when_it_is_set() -> None:
+    weight = Weight("w", DType.float32, (4, 100))
+    with pytest.raises(EncodingError, match="a row is not a whole number of Q4_K blocks"):
+        weight.quantization_encoding = "Q4_K"
+    assert weight.quantization_encoding is None
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_product_that_fits_the_other_way_says_both(is_turned: bool) -> None:
+    with Graph("g", [TensorType(DType.float32, (2, 4))]) as graph:
+        weight = Weight("w", DType.float32, (4, 8) if is_turned else (8, 4))
+        with pytest.raises(GraphError) as raised:
+            graph.inputs[0] @ (weight.T if is_turned else weight)
+        fitting = graph.inputs[0] @ (weight if is_turned else weight.T)
+    assert fitting.shape == (2, 8)
+    assert "`x @ w.T` for a weight of shape (outputs, inputs)" in raised.value.hint
+    assert "`x @ w` for one of shape (inputs, outputs)" in raised.value.hint

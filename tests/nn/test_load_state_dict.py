@@ -176,6 +176,12 @@ def test_strict_names_everything_that_is_wrong_at_once() -> None:
         assert line in message
 
 
+def test_values_with_other_names_are_not_to_be_left_out() -> None:
+    message = refusal(Block(), {f"{name}.weight": np.zeros(4, np.float32) for name in ("a", "b")})
+    assert "hint: rename the values to the names of the weights of the model" in message
+    assert "strict" not in message
+
+
 @each("names", [["up.weight"], ["up.weight", "down.weight", "more"]])
 def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str]) -> None:
     message = refusal(Block(), {name: np.zeros(4, np.float32) for name in names})
@@ -189,7 +195,7 @@ def test_strict_refuses_missing_and_unexpected_names_alone_too(names: list[str])
             ["model.up.weight", "model.down.weight"],
             ("the values have the prefix `model.`: remove it from their names"),
         ),
-        (["weight"], "use `strict=False` to load only matching weights"),
+        (["weight"], "rename the values to the names of the weights of the model"),
     ],
 )
 def test_names_with_a_prefix_are_recognized(names: list[str], hint: str) -> None:

@@ -27,7 +27,7 @@ def test_a_process_has_the_ranks_from_its_first_on() -> None:
     assert {rank: placement.device(rank) for rank in placement.ranks} == {4: FIRST, 5: SECOND}
 
 
-@each("devices", [[], ["cuda:0"], [FIRST, 1]], ids=str)
+@each("devices", [[], ["tpu:0"], [FIRST, 1]], ids=str)
 def test_what_is_not_a_device_is_refused(devices: list[Any]) -> None:
     with pytest.raises(ShardingError, match="is not a list of devices"):
         find_placement(devices, None, 0)

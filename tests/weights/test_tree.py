@@ -132,6 +132,24 @@ def test_iterating_a_node_gives_the_names_of_its_children(weights: Weights) -> N
     assert list(weights.model.norm) == []
 
 
+def test_a_child_hides_what_is_not_specified() -> None:
+    names = ("m.keys.weight", "m.values", "m.get", "m.close", "m.info", "m.shape")
+    tree = as_checkpoint({name: np.ones(2, np.float32) for name in names})
+    assert tree.m.keys.weight.name == "m.keys.weight"
+    assert [getattr(tree.m, name.split(".")[1]).exists() for name in names[1:]] == [True] * 5
+    # A node without such children has the methods.
+    assert tree.keys() == ["m"]
+    assert tree.get("nope") is None
+
+
+def test_a_tree_can_be_closed(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(safetensors_of({"w": ("U8", (4,), b"abcd")}))
+    weights = open_weights(tmp_path / "a.safetensors")
+    weights.close()
+    with pytest.raises((OSError, ValueError, WeightctlError)):
+        weights.source.read_into("w", 0, memoryview(bytearray(4)))
+
+
 def test_a_node_contains_its_children(weights: Weights) -> None:
     assert "layers" in weights.model
     assert 10 in weights.model.layers

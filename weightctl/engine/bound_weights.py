@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import local
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.device import CPU
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from weightctl.engine.stored import StoredWeight
 
 __all__ = ["BoundWeights"]
+
+
+class _RunState(local):
+    """What belongs to the run of one thread, because several threads can run a graph."""
+
+    def __init__(self) -> None:
+        self.ahead = WeightsAhead()
 
 
 class BoundWeights:
@@ -52,7 +60,7 @@ class BoundWeights:
         }.values())  # fmt: skip
         self._room = memory
         self._held: dict[Hashable, StoredWeight] = {}
-        self._ahead = WeightsAhead()
+        self._run = _RunState()
         self._read_all(resident)
 
     def ready(self, form: WeightForm) -> Tensor | None:
@@ -126,11 +134,11 @@ class BoundWeights:
                 reads[place] = self._place_of(place, form)
             else:
                 place.expect()
-        self._ahead.start(reads)
+        self._run.ahead.start(reads)
 
     def stop_reading(self) -> None:
         """Drop the weights that were read in advance and not used."""
-        self._ahead.stop()
+        self._run.ahead.stop()
 
     def _take(self, base: WeightForm) -> StoredWeight:
         """Return a weight that was read in advance, or the place where it is stored."""
@@ -139,7 +147,7 @@ class BoundWeights:
             return place
         held = self._held.get(place.key)
         if held is None:
-            held = self._ahead.take(place, self._place_of(place, base))
+            held = self._run.ahead.take(place, self._place_of(place, base))
             if place.info.nbytes > self._room:
                 return held
             self._room -= place.info.nbytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, cast
 
-from weightctl.device import CPU, DeviceRef
-from weightctl.errors import EngineError
+from weightctl.device import CPU, DeviceRef, as_device
+from weightctl.errors import ArgumentTypeError, EngineError
 
 __all__ = ["devices_of", "exact_products", "preload_torch", "require_devices", "require_placed"]
 
@@ -33,14 +33,10 @@ def devices_of(given: object) -> tuple[DeviceRef, ...]:
         several: list[object] = [given]
     else:
         several = list(cast("Iterable[object]", given))
-    found: list[DeviceRef] = []
-    for device in several:
-        if not isinstance(device, DeviceRef):
-            raise EngineError(
-                f"{device!r} is not a device", hint="use DeviceRef.CPU() or DeviceRef.GPU(0)"
-            )
-        found.append(device)
-    return tuple(found)
+    try:
+        return tuple(map(as_device, several))
+    except ArgumentTypeError as error:
+        raise EngineError(error.message, hint=error.hint) from error
 
 
 def require_devices(devices: Iterable[DeviceRef]) -> None:
@@ -106,8 +102,34 @@ def exact_products() -> Generator[None]:
 
     By default, torch rounds the parts of a sum of float16 or bfloat16 to that type, and rounds
     operands of convolutions to TF32, which has 10 bits. A graph says in which dtype it computes, so
-    the engine allows neither. The settings are those of the whole process, and are restored.
+    the engine allows neither. The settings are those of the whole process. They are restored when
+    the last of the threads that need them is done.
     """
+    with _PRECISION.lock:
+        if not _PRECISION.users:
+            _PRECISION.restore = _make_exact()
+        _PRECISION.users += 1
+    try:
+        yield
+    finally:
+        with _PRECISION.lock:
+            _PRECISION.users -= 1
+            if not _PRECISION.users:
+                _PRECISION.restore.close()
+
+
+class _Precision:
+    """How many threads need exact products now, and what restores the settings of before."""
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.restore = Lock(), 0, ExitStack()
+
+
+_PRECISION = _Precision()
+
+
+def _make_exact() -> ExitStack:
+    """Set torch's settings, and return what restores them; nothing is changed after an error."""
     import torch
 
     # torch has no annotations for some of the settings. Up to 2.8 it has only the older ones, and
@@ -126,4 +148,4 @@ def exact_products() -> Generator[None]:
         for owner, name, value in settings:
             restored.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        yield
+        return restored.pop_all()

@@ -108,6 +108,17 @@ class Graph:
     def __exit__(self, *_: object) -> None:
         graphs.set(graphs.get()[:-1])
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copied or unpickled graph, whose weights are other objects now."""
+        vars(self).update(state)
+        self._weight_values = {
+            id(node.attributes["weight"]): node.outputs[0] for node in self._weight_nodes.values()
+        }
+
+    def has(self, weight: Weight) -> bool:
+        """Whether this weight has been added."""
+        return id(weight) in self._weight_values
+
     def output(self, *values: ValueLike) -> None:
         """Set the outputs of the graph, in this order.
 

@@ -5,29 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from weightctl.device import CPU, DeviceRef
+from weightctl.device import CPU, DeviceRef, as_device
 from weightctl.dtype import as_dtype
-from weightctl.errors import ArgumentTypeError
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.device import DeviceLike
     from weightctl.dtype import DType, DTypeLike
     from weightctl.shape import Dim, ShapeLike
 
-__all__ = ["TensorType", "Type", "require_device"]
+__all__ = ["TensorType", "Type"]
 
 ValueT = TypeVar("ValueT")
-
-
-def require_device(given: Any) -> None:
-    """Raise `ArgumentTypeError` if the value is not a `DeviceRef`, such as the name of a device."""
-    if not isinstance(given, DeviceRef):
-        raise ArgumentTypeError(
-            f"a device must be a DeviceRef, not {given!r}",
-            hint="use `DeviceRef.CPU()` or `DeviceRef.GPU(0)`",
-        )
 
 
 class Type(Generic[ValueT]):
@@ -48,12 +39,11 @@ class TensorType(Type[Any]):
     shape: Shape
     device: DeviceRef
 
-    def __init__(self, dtype: DTypeLike, shape: ShapeLike, device: DeviceRef = CPU) -> None:
-        require_device(device)
+    def __init__(self, dtype: DTypeLike, shape: ShapeLike, device: DeviceLike = CPU) -> None:
         # The dataclass is frozen; fields are set only here.
         object.__setattr__(self, "dtype", as_dtype(dtype))
         object.__setattr__(self, "shape", Shape(shape))
-        object.__setattr__(self, "device", device)
+        object.__setattr__(self, "device", as_device(device))
 
     @property
     def rank(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from weightctl.device import as_device
 from weightctl.errors import GraphError
 from weightctl.graph.scope import current_graph
 
@@ -57,6 +58,12 @@ class Value:
         made = object.__new__(cls)
         made.graph, made.number, made._type = graph, number, kind
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `Value(x)` converts, so that copies and unpickled values are made without it.
+        names = [name for kind in type(self).__mro__ for name in getattr(kind, "__slots__", ())]
+        state = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return object.__new__, (type(self),), (None, state)
 
     @property
     def type(self) -> TensorType:
@@ -267,4 +274,6 @@ def apply(op: str, *inputs: ValueLike, **attributes: Any) -> Value:
 
 def apply_all(op: str, *inputs: ValueLike, **attributes: Any) -> tuple[Value, ...]:
     """Add an operation to the current graph and return all of its results."""
+    if isinstance(attributes.get("device"), str):
+        attributes["device"] = as_device(attributes["device"])
     return current_graph().append(op, inputs, attributes)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
-from weightctl.device import CPU
-from weightctl.dtype import DType, QuantizationEncoding, as_dtype
+from weightctl.device import CPU, as_device
+from weightctl.dtype import DType, QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import ArgumentTypeError, GraphError
 from weightctl.graph.scope import current_graph
 from weightctl.graph.sharding import require_strategy
-from weightctl.graph.types import TensorType, require_device
+from weightctl.graph.types import TensorType
 from weightctl.graph.value import Value
 from weightctl.shape import Shape
 from weightctl.split import part_shape
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike, DeviceRef
     from weightctl.dtype import DTypeLike
     from weightctl.graph.sharding import Strategy
     from weightctl.shape import Dim, ShapeLike
@@ -86,8 +86,8 @@ class Weight(Value):
         name: str,
         dtype: DTypeLike,
         shape: ShapeLike,
-        device: DeviceRef = CPU,
-        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceLike = CPU,
+        quantization_encoding: QuantizationEncoding | str | None = None,
         align: int | None = None,
         sharding_strategy: Strategy | None = None,
     ) -> None: ...
@@ -98,8 +98,8 @@ class Weight(Value):
         name: str,
         dtype: DTypeLike,
         shape: ShapeLike,
-        device: DeviceRef = CPU,
-        quantization_encoding: QuantizationEncoding | None = None,
+        device: DeviceLike = CPU,
+        quantization_encoding: QuantizationEncoding | str | None = None,
         align: int | None = None,
         sharding_strategy: Strategy | None = None,
     ) -> None:
@@ -170,7 +170,7 @@ class Weight(Value):
         self,
         dtype: DTypeLike,
         shape: ShapeLike,
-        quantization_encoding: QuantizationEncoding | None = None,
+        quantization_encoding: QuantizationEncoding | str | None = None,
     ) -> None:
         """Set dtype, shape and encoding together, with the arguments of `Weight`; never warns.
 
@@ -178,13 +178,13 @@ class Weight(Value):
         the dtype of blocks is not a float dtype.
         """
         kind, shape = as_dtype(dtype), Shape(shape)
-        _require_kind(self.name, kind, quantization_encoding)
-        if quantization_encoding is not None:
-            encoding = quantization_encoding.encoding
+        quantization = _as_quantization(self.name, kind, quantization_encoding)
+        if quantization is not None:
+            encoding = quantization.encoding
             if kind is DType.uint8:
                 kind, shape = DType.float32, in_elements(self.name, shape, encoding)
             in_bytes(self.name, shape, encoding)  # raises for rows that are not whole blocks
-        self._quantization = quantization_encoding
+        self._quantization = quantization
         self._original = (kind, shape)
 
     @property
@@ -228,7 +228,7 @@ class Weight(Value):
     @dtype.setter
     def dtype(self, dtype: DTypeLike) -> None:
         kind = as_dtype(dtype)
-        _require_kind(self.name, kind, self.quantization_encoding)
+        _as_quantization(self.name, kind, self.quantization_encoding)
         if self.quantization_encoding is None or kind is not DType.uint8:
             attribute = "dtype" if self._quantization is None else "original_dtype_and_shape"
             after = kind if self._quantization is None else (kind, self._original[1])
@@ -240,18 +240,21 @@ class Weight(Value):
         """The encoding of the blocks that it is loaded as, None for values.
 
         Setting an encoding keeps the shape as that of the values. If the dtype was uint8, it
-        becomes the dtype of the bytes, and the values are float32.
+        becomes the dtype of the bytes, and the values are float32. Raises `EncodingError` if the
+        rows are not whole blocks.
         """
         return self._quantization
 
     @quantization_encoding.setter
-    def quantization_encoding(self, encoding: QuantizationEncoding | None) -> None:
+    def quantization_encoding(self, encoding: QuantizationEncoding | str | None) -> None:
         dtype, shape = self._original
-        _require_kind(self.name, dtype, encoding)
-        self._warn("quantization_encoding", encoding)
-        if encoding is not None and dtype is DType.uint8:
+        quantization = _as_quantization(self.name, dtype, encoding)
+        if quantization is not None:
+            in_bytes(self.name, shape, quantization.encoding)  # raises for parts of blocks
+        self._warn("quantization_encoding", quantization)
+        if quantization is not None and dtype is DType.uint8:
             self._original = (DType.float32, shape)
-        self._quantization = encoding
+        self._quantization = quantization
 
     @property
     def shape(self) -> Shape:
@@ -275,22 +278,21 @@ class Weight(Value):
         return self._device
 
     @device.setter
-    def device(self, device: DeviceRef) -> None:
-        require_device(device)
+    def device(self, device: DeviceLike) -> None:
+        device = as_device(device)
         self._warn("device", device)
         self._device = device
 
-    def place(self, device: DeviceRef) -> None:
+    def place(self, device: DeviceLike) -> None:
         """Set the device without a warning, for callers that warn once for many weights."""
-        require_device(device)
-        self._device = device
+        self._device = as_device(device)
 
     @property
     def weight(self) -> Weight:
         """The weight itself."""
         return self
 
-    def shard(self, devices: Iterable[DeviceRef]) -> list[Weight]:
+    def shard(self, devices: Iterable[DeviceLike]) -> list[Weight]:
         """Return a shard of this weight for each device, cut by its `sharding_strategy`.
 
         Raises `GraphError`, a `ValueError`, if there is no strategy, if it is for another number of
@@ -299,11 +301,9 @@ class Weight(Value):
         """
         return self.shard_by(self.sharding_strategy, devices)
 
-    def shard_by(self, strategy: Strategy | None, devices: Iterable[DeviceRef]) -> list[Weight]:
+    def shard_by(self, strategy: Strategy | None, devices: Iterable[DeviceLike]) -> list[Weight]:
         """Return the shards that a given strategy cuts; raises the same errors as `shard`."""
-        devices = list(devices)
-        for device in devices:
-            require_device(device)
+        placed = [as_device(device) for device in devices]
         self._refuse_shard()
         if strategy is None:
             raise GraphError(
@@ -311,13 +311,13 @@ class Weight(Value):
                 hint="set one before sharding it, such as `ShardingStrategy.rowwise(2)`",
             )
         require_strategy(strategy)
-        if strategy.devices != len(devices):
+        if strategy.devices != len(placed):
             raise GraphError(
                 f"the sharding strategy of `{self.name}` is for "
-                f"{pluralize(strategy.devices, 'device')}, but got {len(devices)}",
+                f"{pluralize(strategy.devices, 'device')}, but got {len(placed)}",
                 hint=f"pass {pluralize(strategy.devices, 'device')}, or change `sharding_strategy`",
             )
-        return [strategy.shard(self, number, device) for number, device in enumerate(devices)]
+        return [strategy.shard(self, number, device) for number, device in enumerate(placed)]
 
     def part_for(self, part: Part, number: int, device: DeviceRef) -> Weight:
         """Return the shard with this number on a device: a part of this weight, in whole blocks.
@@ -372,10 +372,12 @@ def _phrase(given: object) -> str:
     return given.text if isinstance(given, Shape) else str(given)
 
 
-def _require_kind(name: str, dtype: DType, given: Any) -> None:
-    """Raise `GraphError` if an encoding is invalid or does not match the dtype."""
+def _as_quantization(name: str, dtype: DType, given: Any) -> QuantizationEncoding | None:
+    """Return an encoding; raises `GraphError` if it does not match the dtype."""
     if given is None:
-        return
+        return None
+    if isinstance(given, str):
+        given = as_quantization(given)
     if not isinstance(given, QuantizationEncoding):
         raise ArgumentTypeError(
             f"{given!r} is not a quantization encoding for `{name}`",
@@ -388,3 +390,4 @@ def _require_kind(name: str, dtype: DType, given: Any) -> None:
             hint="use float32 or another float dtype for the decoded values, or uint8 for the "
             "stored bytes",
         )
+    return given

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from weightctl.device import DeviceRef
-from weightctl.errors import GraphError, ShardingError
+from weightctl.device import DeviceRef, as_device
+from weightctl.errors import ArgumentTypeError, GraphError, ShardingError
 from weightctl.graph import ops
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.graph.value import Value
@@ -56,12 +56,14 @@ def find_placement(devices: Iterable[DeviceRef], grid: Grid | None, first: int) 
     Raises `ShardingError` if a value is not a device, if the grid has pipeline stages, if its ranks
     cannot be divided into processes with this many devices, or if no process starts at `first`.
     """
-    given = tuple(devices)
-    # The values may be of any type: a caller's types are not checked.
-    unchecked: tuple[Any, ...] = given
-    if not given or not all(isinstance(device, DeviceRef) for device in unchecked):
+    unchecked = tuple(devices)
+    try:
+        given = tuple(map(as_device, unchecked))
+    except ArgumentTypeError:
+        given = ()
+    if not given:
         raise ShardingError(
-            f"{list(given)!r} is not a list of devices",
+            f"{list(unchecked)!r} is not a list of devices",
             hint="give one device per rank, such as `DeviceRef.GPU(0)`",
         )
     count = len(given)

@@ -7,9 +7,10 @@ from abc import abstractmethod
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from weightctl.device import as_device
 from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.sharding import require_strategy
-from weightctl.graph.types import TensorType, require_device
+from weightctl.graph.types import TensorType
 from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import Layer, LayerList
 from weightctl.nn.shards import has_shards, shards_of
@@ -31,7 +32,7 @@ from weightctl.nn.values import get_value, keep, keep_zeros
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike, DeviceRef
     from weightctl.graph.graph import Graph
     from weightctl.graph.sharding import ShardingStrategy, Strategy
     from weightctl.graph.value import Value
@@ -214,7 +215,7 @@ class Module(Layer):
     def take_shards(self) -> None:
         """Adopt the sizes of the weights after this copy of a module got shards of them."""
 
-    def to(self, *devices: DeviceRef, sharding_strategy: Strategy | None = None) -> None:
+    def to(self, *devices: DeviceLike, sharding_strategy: Strategy | None = None) -> None:
         """Place all weights, including shared ones, on a device, or on several by a strategy.
 
         Until `shard` cuts them, the weights are on the first device. Graphs that are already built
@@ -222,8 +223,7 @@ class Module(Layer):
         device is given, if there are several without a strategy or with one for another number of
         devices, and if the weights are already sharded.
         """
-        first = next(iter(devices), None)
-        if first is None:
+        if not devices:
             raise GraphError(
                 "at least one device is needed", hint="for example `to(DeviceRef.GPU(0))`"
             )
@@ -233,8 +233,7 @@ class Module(Layer):
                 "without a strategy",
                 hint="use `sharding_strategy=` to state how its weights are split",
             )
-        for device in devices:
-            require_device(device)
+        first, *_ = map(as_device, devices)
         if sharding_strategy is not None:
             require_strategy(sharding_strategy)
         if sharding_strategy is not None and sharding_strategy.devices != len(devices) > 1:

@@ -244,6 +244,9 @@ def _naming_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
             f"the weights of the model have the prefix `{prefix}`: add it to the names of "
             "the values"
         )
+    if missing and unexpected:
+        # Probably the same weights with other names: without them, the model would be incomplete.
+        return "rename the values to the names of the weights of the model"
     return _STRICT
 
 

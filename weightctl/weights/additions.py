@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, cast
 
 from weightctl.errors import ArgumentTypeError, MissingAttributeError, MissingTensorError
 from weightctl.weights.nodes import find, walk
@@ -14,15 +15,14 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Addition", "missing", "refuse_call", "wrong_index"]
+__all__ = ["Addition", "added_method", "missing", "refuse_call", "wrong_index"]
 
 ResultT = TypeVar("ResultT")
+ParametersT = ParamSpec("ParametersT")
 
 # The number of names that are compared with a missing one.
 _CANDIDATES = 1000
 
-# Usual methods of arrays and files, each with a hint on what to use instead.
-_INSTEAD = {"close": "`with open_weights(path) as weights:` closes the files at its end"}
 _ARRAY = "use `np.asarray(node)` for its array; NumPy's functions take nodes too: `np.sum(node)`"
 
 
@@ -60,6 +60,18 @@ class Addition(Generic[ResultT]):
             raise MissingAttributeError(error.message, hint=error.hint) from None
 
 
+def added_method(
+    function: Callable[Concatenate[Any, ParametersT], ResultT],
+) -> Addition[Callable[ParametersT, ResultT]]:
+    """Make a method of `Checkpoint` that a child node with its name hides."""
+
+    def bind(node: Checkpoint) -> Callable[ParametersT, ResultT]:
+        return MethodType(function, node)
+
+    bind.__doc__ = function.__doc__
+    return Addition(bind)
+
+
 def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
     """Raise `ArgumentTypeError` for a call of a node."""
     parent, _, segment = node.name.rpartition(".")
@@ -68,10 +80,7 @@ def refuse_call(node: Checkpoint, *, is_of_tensor: bool) -> NoReturn:
     where = f"`{parent}`" if parent else "the tree"
     raise ArgumentTypeError(
         f"`{segment}` is not a method of a node, and {where} has no tensor of this name",
-        hint=_INSTEAD.get(
-            segment,
-            _ARRAY if is_of_tensor else ("`dir(node)` lists the methods and children of a node"),
-        ),
+        hint=_ARRAY if is_of_tensor else "`dir(node)` lists the methods and children of a node",
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from weightctl.device import as_device
 from weightctl.dtype import QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import GraphError
 from weightctl.shape import Shape
@@ -15,8 +17,9 @@ from weightctl.weights.request import make_request, of_stored, require_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike
     from weightctl.dtype import DTypeLike, Encoding
+    from weightctl.graph.graph import Graph
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
     from weightctl.weights.request import AllocationRequest
@@ -24,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Allocations"]
 
-# The only upward import: the graph's `Weight`, imported on use.
-_ABOVE = {"weight": "weightctl.graph.weight:Weight"}
+# The only upward imports: the graph's `Weight` and where it is used, imported on use.
+_ABOVE = {
+    "graphs": "weightctl.graph.scope:graphs",
+    "weight": "weightctl.graph.weight:Weight",
+}
 
 
 class _Allocation(NamedTuple):
@@ -40,6 +46,7 @@ class Allocations:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._made: dict[str, _Allocation] = {}
+        self._lock = Lock()
         # By identity, because comparing weights builds a graph operation.
         self._given: set[int] = set()
 
@@ -51,7 +58,7 @@ class Allocations:
         dtype: DTypeLike | None,
         shape: ShapeLike | None,
         quantization: QuantizationEncoding | str | None,
-        device: DeviceRef,
+        device: DeviceLike,
     ) -> Weight:
         """Return the weight of a name, for the tensor stored as `stored`; if None, declare it.
 
@@ -60,18 +67,22 @@ class Allocations:
         dtype = None if dtype is None else as_dtype(dtype)
         if isinstance(quantization, str):
             quantization = as_quantization(quantization)
-        require_words(dtype, quantization, device)
+        device = as_device(device)
+        require_words(dtype, quantization)
         asked = None if shape is None else Shape(shape)
         if stored is None:
             request = make_request(name, dtype, asked, quantization, device)
         else:
             info = self._source.header.tensors[stored]._replace(name=name)
             request = of_stored(info, dtype, asked, quantization, device)
-        before = self._made.get(name)
-        if before is None:
-            before = self._made[name] = _Allocation(request, stored, _weight(name, request))
-            self._given.add(id(before.weight))
-        elif before.request != request:
+        with self._lock:
+            before = self._made.get(name)
+            if before is not None and before.request != request and _is_of_another_graph(before):
+                before = None
+            if before is None:
+                before = self._made[name] = _Allocation(request, stored, _weight(name, request))
+                self._given.add(id(before.weight))
+        if before.request != request:
             raise GraphError(
                 f"`{name}` is already allocated as {before.request}, so it cannot be "
                 f"allocated as {request}",
@@ -104,6 +115,13 @@ class Allocations:
                     shared[key] = self.take(name, stored)
                 found = shared[key]
                 yield name, found if found.name == name else found.with_name(name)
+
+
+def _is_of_another_graph(made: _Allocation) -> bool:
+    """Whether a weight has joined a graph, and the open graph is not this one."""
+    opened: tuple[Graph, ...] = load(_ABOVE["graphs"]).get()
+    is_elsewhere = bool(opened) and made.weight.is_in_a_graph
+    return is_elsewhere and not any(graph.has(made.weight) for graph in opened)
 
 
 def _weight(name: str, request: AllocationRequest) -> Weight:

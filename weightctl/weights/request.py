@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from weightctl.device import DeviceRef
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import EncodingError, GraphError
 from weightctl.shape import Shape
@@ -13,6 +12,7 @@ from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.conversion import require_astype
 
 if TYPE_CHECKING:
+    from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
@@ -37,17 +37,13 @@ class AllocationRequest(NamedTuple):
         return f"{blocks}{self.dtype.value}{self.shape.text} on {self.device}"
 
 
-def require_words(dtype: object, quantization: object, device: object) -> None:
-    """Raise `GraphError` unless the types are `DType`, `QuantizationEncoding` and `DeviceRef`.
-
-    `dtype` and `quantization` can also be None.
-    """
+def require_words(dtype: object, quantization: object) -> None:
+    """Raise `GraphError` unless the types are `DType` and `QuantizationEncoding`, or None."""
     for word, given, kind, example in (
         ("dtype", dtype, DType, "DType.float16"),
         ("quantization_encoding", quantization, QuantizationEncoding, "QuantizationEncoding.Q8_0"),
-        ("device", device, DeviceRef, "DeviceRef.CPU()"),
     ):
-        if not isinstance(given, kind) and (given is not None or kind is DeviceRef):
+        if given is not None and not isinstance(given, kind):
             raise GraphError(
                 f"{word} must be a {kind.__name__}, not {given!r}",
                 hint=f"for example `{example}`",

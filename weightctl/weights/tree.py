@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, cast
 
 from weightctl.device import CPU
 from weightctl.errors import MissingIndexError
-from weightctl.weights.additions import Addition, missing, refuse_call, wrong_index
+from weightctl.weights.additions import Addition, added_method, missing, refuse_call, wrong_index
 from weightctl.weights.array_operators import ArrayOperators
 from weightctl.weights.nodes import build_tree, find, is_number, walk
 from weightctl.weights.protocol import Weights
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike
     from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
     from weightctl.graph.weight import Weight
     from weightctl.shape import ShapeLike
@@ -92,10 +92,10 @@ class Checkpoint(ArrayOperators, Weights):
     the same tree are equal. The node of a tensor is an array too: it has `shape` and `dtype`, and
     supports `np.asarray`, DLPack, operators and NumPy functions; blocks are dequantized.
 
-    A child hides a property that is not part of `Weights` (`info`, `shape`, `header`, ...). To
-    reach a child that a method hides, use an index: `weights["layer.keys"]`.
+    A child hides what is not part of `Weights` (`info`, `shape`, `header`, `keys`, ...). To reach a
+    child that a method of `Weights` hides, use an index: `weights["layer.data"]`.
 
-    As a context manager, the tree closes its files at the end of the block.
+    `close` closes the files of the tree. As a context manager, it does so at the end of the block.
     """
 
     __slots__ = ("_prefix", "_tree")
@@ -175,7 +175,7 @@ class Checkpoint(ArrayOperators, Weights):
         dtype: DTypeLike | None = None,
         shape: ShapeLike | None = None,
         quantization_encoding: QuantizationEncoding | str | None = None,
-        device: DeviceRef = CPU,
+        device: DeviceLike = CPU,
     ) -> Weight:
         """Return a graph's `Weight` for the tensor of this name; nothing is read.
 
@@ -215,14 +215,23 @@ class Checkpoint(ArrayOperators, Weights):
             for name in walk(node):
                 yield name, self._at(name)
 
+    @added_method
     def keys(self) -> list[str]:
         """Return the segments of the children, numbers in order."""
         return list(self)
 
+    @added_method
     def values(self) -> list[Checkpoint]:
         """Return the children."""
         return [self[segment] for segment in self]
 
+    @added_method
+    def close(self) -> None:
+        """Close the files of the whole tree; data that was not read can no longer be read."""
+        for file in self._tree.source.files:
+            file.close()
+
+    @added_method
     def get(self, key: str | int, default: Any = None) -> Any:
         """Return the node of a name below this one; `default` if nothing exists there."""
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike, DeviceRef
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
@@ -220,7 +220,7 @@ REDUCE_SCATTER = Op(
 )
 
 
-def transfer_to(x: ValueLike, device: DeviceRef) -> Value:
+def transfer_to(x: ValueLike, device: DeviceLike) -> Value:
     """Return the operand on a device; it is not copied if it is already there."""
     return apply("transfer_to", x, device=device)
 

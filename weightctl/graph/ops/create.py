@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from weightctl.device import DeviceRef
+    from weightctl.device import DeviceLike, DeviceRef
     from weightctl.dtype import DTypeLike
     from weightctl.graph.value import Value
     from weightctl.shape import DimLike, ShapeLike
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["CONSTANT", "DIMS", "RANGE", "arange", "constant", "dims", "range"]
 
 
-def constant(value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceRef = CPU) -> Value:
+def constant(
+    value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceLike = CPU
+) -> Value:
     """Return the elements of an array, a buffer, a nested list or a scalar, on a device.
 
     Arrays are copied; a `Buffer` is used without a copy. Arrays keep their dtype unless `dtype` is
@@ -173,7 +175,7 @@ def range(  # noqa: A001  # as Python calls it
     step: int = 1,
     *,
     dtype: DTypeLike = DType.int64,
-    device: DeviceRef = CPU,
+    device: DeviceLike = CPU,
 ) -> Value:
     """Return `start`, `start + step`, ... before `stop`, as Python's `range` does: [length].
 
@@ -195,7 +197,7 @@ def arange(
     *,
     end: DimLike | None = None,
     dtype: DTypeLike = DType.int64,
-    device: DeviceRef = CPU,
+    device: DeviceLike = CPU,
 ) -> Value:
     """Return the same as `range`, under the name that NumPy and torch use.
 
@@ -281,7 +283,7 @@ def _count_numbers(low: _Bound, high: _Bound, step: int) -> Dim:
     return (distance + (step - 1)) // step
 
 
-def dims(value: DimLike | ShapeLike, *, device: DeviceRef = CPU) -> Value:
+def dims(value: DimLike | ShapeLike, *, device: DeviceLike = CPU) -> Value:
     """Return a dimension as an int64 scalar, or a shape as an int64 vector.
 
     Named dimensions get their sizes when the graph runs.

@@ -42,7 +42,10 @@ def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
     if left.shape[-1] != inner:
         raise GraphError(
             f"the inner dimensions {left.shape[-1]} and {inner} differ",
-            hint="for a weight of shape (outputs, inputs), use `x @ w.T`",
+            hint="use `x @ w.T` for a weight of shape (outputs, inputs), and `x @ w` for one of "
+            "shape (inputs, outputs)"
+            if left.shape[-1] == right.shape[-1]
+            else "check the sizes of the layer",
         )
     batch = broadcast(left.shape[:-2], right.shape[:-2])
     rows = left.shape[-2:-1]

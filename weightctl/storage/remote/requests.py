@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from obstore import exceptions
 
 from weightctl.errors import FormatError, MissingFileError, OutputError
+from weightctl.storage.location import STORAGES
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -206,6 +207,8 @@ def translate_error(
 def _explain(error: BaseException, path: str) -> tuple[str, str]:
     scheme = path.partition("://")[0].lower().replace("https", "http")
     login = LOGIN_HINTS.get(scheme, LOGIN_HINTS["http"])
+    if scheme in STORAGES and STORAGES[scheme].anonymous in os.environ:
+        login = login.partition("; for a public")[0]
     explanations: list[tuple[type[BaseException] | tuple[type[BaseException], ...], str, str]] = [
         (FileNotFoundError, "No such file or directory", "check the URL"),
         (ChangedObjectError, "it changed while it was read", "try again when nothing writes to it"),

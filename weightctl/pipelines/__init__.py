@@ -1,0 +1,1 @@
+"""Names of the specified API that belong to `nn`."""
