@@ -59,7 +59,7 @@ def test_a_bucket_that_does_not_exist_is_an_error_at_once() -> None:
     before = TRAFFIC.retries
     with pytest.raises(MissingFileError) as error:
         open_weights("s3://nothing/llama")
-    assert error.value.reason == "no such bucket"
+    assert error.value.reason == "the bucket does not exist"
     assert TRAFFIC.retries == before
 
 

@@ -55,7 +55,7 @@ FINAL: dict[str, tuple[bytes, str]] = {
     "a status of the law": (
         answer("451 Unavailable"), "the server refuses the request with status 451",
     ),
-    "no bucket": (answer("404 Not Found", body=NO_BUCKET), "no such bucket"),
+    "no bucket": (answer("404 Not Found", body=NO_BUCKET), "the bucket does not exist"),
 }  # fmt: skip
 REPEATED: dict[str, tuple[bytes, str]] = {
     "a failure": (answer("500 Oops"), "the server answers with status 500"),
@@ -126,7 +126,7 @@ def test_a_server_that_is_silent_is_named_with_its_time(monkeypatch: pytest.Monk
 
 def test_a_host_that_does_not_exist_is_an_error_at_once() -> None:
     with pytest.raises(
-        FormatError, match=r"(no such host|the name of the host cannot be looked up)"
+        FormatError, match=r"(the host does not exist|the name of the host cannot be looked up)"
     ):
         open_weights("http://no-such-host.invalid/model.gguf")
 

@@ -71,7 +71,7 @@ _DOWNLOAD_HINT = "download the file with another program first"
 _ADDRESS_HINT = "check the URL"
 _LATER_HINT = "try again later"
 _FAILURES = (
-    _Failure("NoSuchBucket|ContainerNotFound|bucket does not exist", "no such bucket",
+    _Failure("NoSuchBucket|ContainerNotFound|bucket does not exist", "the bucket does not exist",
              "check the name of the bucket, and the endpoint"),
     _Failure("UnexpectedRange|NoContentRange|ParseContentRange",
              "the server sends another range than was requested", _DOWNLOAD_HINT),
@@ -84,8 +84,8 @@ _FAILURES = (
              "check the URL, and for buckets the region"),
     _Failure(r"Parse\(\s*TooLarge", "the headers of the answer are too large", _ADDRESS_HINT),
     _Failure(r"hyper::Error\(\s*Parse", "the answer is not HTTP", _ADDRESS_HINT),
-    _Failure("Name or service not known|nodename nor servname|no such host|No address associated",
-             "no such host", "check the name of the host in the URL"),
+    _Failure("Name or service not known|nodename nor servname|No address associated",
+             "the host does not exist", "check the name of the host in the URL"),
     _Failure("InvalidCertificate|UnknownIssuer|invalid peer certificate",
              "the certificate of the server is not valid", "check the URL and the clock"),
     _Failure("dns error", "the name of the host cannot be looked up", NETWORK_HINT, False),
