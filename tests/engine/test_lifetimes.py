@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -478,6 +479,18 @@ def test_a_run_that_reads_ahead_gives_the_same(
     counts = set(reads.values())
     assert counts == ({2} if not memory else {1} if memory == "1MB" else {1, 2})
     assert max(waiting) == 1
+
+
+def test_threads_that_run_one_graph_read_ahead_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, x = stack_weights(layers=8), numbers(5, 8)
+    expected = ran(stack(8), x, registry=weights)
+    monkeypatch.setattr(bound_weights, "reads_ahead", lambda _: True)
+    model = loaded(stack(8), open_weights(stored(tmp_path / "a.safetensors", **weights)))
+    with ThreadPoolExecutor(6) as threads:
+        for made in threads.map(lambda _: model.execute(x)[0].to_numpy(), range(60)):
+            np.testing.assert_array_equal(made, expected)
 
 
 @on_a_gpu
