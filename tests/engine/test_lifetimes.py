@@ -7,7 +7,7 @@ import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -487,10 +487,25 @@ def test_threads_that_run_one_graph_read_ahead_apart(
     weights, x = stack_weights(layers=8), numbers(5, 8)
     expected = ran(stack(8), x, registry=weights)
     monkeypatch.setattr(bound_weights, "reads_ahead", lambda _: True)
+    users: dict[WeightsAhead, set[int]] = {}
+    start: Any = WeightsAhead.start
+
+    def watch(ahead: WeightsAhead, given: Any) -> None:
+        users.setdefault(ahead, set()).add(get_ident())
+        start(ahead, given)
+
+    monkeypatch.setattr(WeightsAhead, "start", watch)
     model = loaded(stack(8), open_weights(stored(tmp_path / "a.safetensors", **weights)))
-    with ThreadPoolExecutor(6) as threads:
-        for made in threads.map(lambda _: model.execute(x)[0].to_numpy(), range(60)):
+    together = Barrier(4)
+
+    def run(_: int) -> Any:
+        together.wait()
+        return model.execute(x)[0].to_numpy()
+
+    with ThreadPoolExecutor(4) as threads:
+        for made in threads.map(run, range(4)):
             np.testing.assert_array_equal(made, expected)
+    assert [len(each) for each in users.values()] == [1] * 4
 
 
 @on_a_gpu
