@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +51,8 @@ LARGEST_IN_GRIDS = 2.0**28
 # When ggml first encodes one of these types in a process, it makes tables for up to ten seconds.
 # Otherwise than in the long tests, their bytes are compared with digests of ggml's.
 SLOW = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"]
+# Not with kernels for arm64 or with sanitizers, which are in the interpreter then.
+HAS_GGML = find_spec("xllamacpp") is not None and "libasan" not in os.environ.get("LD_PRELOAD", "")
 QUICK = [encoding for encoding in BLOCKS if encoding not in SLOW]
 SOME_ROWS = [
     "normal", "outlier", "zeros", "both-zeros", "constant", "near-one", "sparse", "halves",
@@ -119,11 +123,11 @@ def small_examples(importance: str) -> tuple[F32, F32 | None]:
 
 @each("encoding", BLOCKS)
 @each("importance", SOME_IMPORTANCE)
-def test_encoding_gives_the_bytes_of_ggml_at_every_level(encoding: str, importance: str) -> None:
+def test_every_level_encodes_alike_and_as_ggml_does(encoding: str, importance: str) -> None:
     rows, weights = small_examples(importance)
     ours = encoded(definition(ENCODINGS[encoding]), encoding, rows, weights)
     assert_kernels_give(ours, encoding, rows, weights)
-    if encoding in QUICK:
+    if encoding in QUICK and HAS_GGML:
         small = np.abs(rows).max(axis=1) <= (LARGEST_IN_GRIDS if encoding in GRIDS else np.inf)
         assert_those_of_ggml(ours[small], encoding, rows[small], weights)
 
