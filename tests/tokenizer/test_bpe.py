@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Reference
 
+from each import each
 from lazy import transformers
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import (
     Tokenizer,
     from_directory,
     from_metadata,
+    regexes,
     to_documents,
     to_metadata,
 )
@@ -363,3 +366,41 @@ def test_a_rule_that_is_not_known_by_its_name_is_named() -> None:
     tokenizer = Tokenizer(model="gpt2", pre="kimi-k2", tokens=("a",), types=(1,), merges=())
     with pytest.raises(TokenizerError, match="`kimi-k2`"):
         to_documents(tokenizer, "llama", {})
+
+
+@each("kind", ["GPT2Tokenizer", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast", None])
+def test_a_space_that_transformers_adds_before_a_text_is_refused(
+    tmp_path: Path, kind: str | None
+) -> None:
+    saved(made(), tmp_path)
+    config = {"add_prefix_space": True} | ({"tokenizer_class": kind} if kind else {})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    judge = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    if judge("he").input_ids == judge(" he").input_ids:
+        with pytest.raises(TokenizerError, match="`add_prefix_space` is true"):
+            read(tmp_path)
+    else:
+        assert kind == "PreTrainedTokenizerFast"
+        assert read(tmp_path).pre == "gpt-2"
+
+
+def test_blooms_own_regular_expression_is_known(tmp_path: Path) -> None:
+    reference = made()
+    regex = " ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+"
+    split = pre_tokenizers.Split(Regex(regex), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    reference.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    ours = pre_tokenizers.Split(Regex(regexes.BLOOM), "isolated")
+    for text in ("a (b) [c] d|e, f! \u3002g", "x[0] = y|z (w)", "[[,]]"):
+        assert split.pre_tokenize_str(text) == ours.pre_tokenize_str(text)
+    assert read(saved(reference, tmp_path)).pre == "bloom"
+
+
+@each("name", ["tekken.json", "tiktoken.model", "qwen.tiktoken"])
+def test_tokenizer_files_that_are_not_supported_are_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(TokenizerError, match=re.escape(name)):
+        from_directory(str(tmp_path), 0, "llama")
+    saved(made(), tmp_path)
+    assert read(tmp_path).pre == "gpt-2"

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tokenizers import Tokenizer as Reference
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
@@ -124,13 +125,38 @@ def test_an_id_far_beyond_the_vocabulary_is_refused(tmp_path: Path, kind: str) -
 
 
 @pytest.mark.parametrize("kind", EMPTY)
+def test_an_added_token_after_a_gap_is_refused_because_transformers_moves_it(
+    tmp_path: Path, kind: str
+) -> None:
+    # llama.cpp requires a token for each byte.
+    vocabulary: Any = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"[UNK]": 256}
+    if kind == "unigram":
+        vocabulary = [[text, 0.0] for text in vocabulary]
+    more = {"vocab": vocabulary, "byte_fallback": kind == "BPE", "unk_id": 256}
+    more |= {"unk_token": "[UNK]", "max_input_chars_per_word": 100}
+    model = EMPTY[kind]["model"] | more | {"continuing_subword_prefix": "##"}
+    if "BPE" in kind:
+        model["continuing_subword_prefix"] = None
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    added = [flags | {"id": 300, "content": "<added>"}]
+    moved = Reference.from_str(
+        json.dumps({"version": "1.0", "added_tokens": added, "model": model})
+    )
+    assert moved.token_to_id("<added>") == 257
+    directory = written(tmp_path, EMPTY[kind] | {"added_tokens": added, "model": model})
+    with pytest.raises(TokenizerError, match=r"<added>.* has the id 300, but .* the id 257,"):
+        from_directory(directory, 0, "llama")
+
+
+@pytest.mark.parametrize("kind", ["byte-level BPE", "WordPiece", "BPE"])
 def test_an_id_beyond_a_few_thousand_holes_is_read(tmp_path: Path, kind: str) -> None:
     added = [{"id": 4000, "content": "<added>", "special": True}]
-    document = EMPTY[kind] | {"added_tokens": added}
+    vocabulary = {"<added>": 4000}
     if kind == "BPE":
         # llama.cpp requires a token for each byte.
-        bytes_alone = {f"<0x{byte:02X}>": byte for byte in range(256)}
-        document |= {"model": document["model"] | {"vocab": bytes_alone, "byte_fallback": True}}
+        vocabulary |= {f"<0x{byte:02X}>": byte for byte in range(256)}
+    document = EMPTY[kind] | {"added_tokens": added}
+    document |= {"model": document["model"] | {"vocab": vocabulary, "byte_fallback": kind == "BPE"}}
     directory = written(tmp_path, document)
     tokenizer = from_directory(directory, 0, "llama")
     assert tokenizer is not None

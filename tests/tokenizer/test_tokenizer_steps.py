@@ -165,7 +165,9 @@ def test_a_step_before_the_model_is_kept_or_noted_or_refused(
     if model == "bert":  # llama.cpp always adds tokens around a text
         found = [ids[1:-1] if ids[:1] == [made.special["bos"]] else ids for ids in found]
     assert (found == expected) == (outcome == KEPT)
-    assert bool(made.notes) == (outcome == NOTED)
+    # The texts have no spacing marks, but the vocabulary has.
+    notes = [note for note in made.notes if "spacing combining marks" not in note]
+    assert bool(notes) == (outcome == NOTED)
     again = from_metadata(to_metadata(made), "model.gguf")
     assert again is not None
     back = json.loads(to_documents(again, "llama", {})["tokenizer.json"])

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer as Reference
 
+from each import each
+from lazy import transformers
+from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import (
     Tokenizer,
@@ -107,3 +110,62 @@ def test_special_tokens_that_are_none_are_an_error_of_ours() -> None:
     tokenizer = Tokenizer(model="bert", tokens=("\u2581a",), types=(1,))
     with pytest.raises(TokenizerError, match=r"(seperator|cls)_token_id"):
         to_documents(tokenizer, "bert", {})
+
+
+# Settings of tokenizer_config.json, and what transformers makes of them.
+OVERRIDES: list[dict[str, object]] = [
+    {"tokenizer_class": "BertTokenizer"},
+    {"tokenizer_class": "BertTokenizer", "do_lower_case": True},
+    {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+    {"tokenizer_class": "DistilBertTokenizerFast", "do_lower_case": False, "strip_accents": True},
+    {"tokenizer_class": "BertTokenizer", "strip_accents": False},
+    {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},
+    {"do_lower_case": False},
+]
+
+
+@each("lowercase", [True, False])
+@each("config", OVERRIDES)
+def test_a_class_of_bert_takes_its_settings_from_tokenizer_config(
+    tmp_path: Path, lowercase: bool, config: dict[str, object]
+) -> None:
+    slow(tmp_path, do_lower_case=lowercase)
+    document = back(read(tmp_path)).to_str()
+    (tmp_path / "tokenizer.json").write_text(document)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    judge = transformers.AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer
+    wanted = json.loads(judge.to_str())["normalizer"]
+    flags, accents = read(tmp_path).flags, wanted["strip_accents"]
+    assert flags["normalizer.lowercase"] == wanted["lowercase"]
+    assert flags["normalizer.strip_accents"] == (
+        wanted["lowercase"] if accents is None else accents
+    )
+
+
+def test_characters_that_llama_cpp_would_separate_are_refused(tmp_path: Path) -> None:
+    slow(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(back(read(tmp_path)).to_str())
+    config = {"tokenizer_class": "BertTokenizer", "tokenize_chinese_chars": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TokenizerError, match="handle_chinese_chars"):
+        read(tmp_path)
+
+
+# Words with marks that are spacing (Hindi, Burmese), and that are not (Hindi, Thai).
+@each(
+    "text, is_kept",
+    [("\u0939\u0903", 0), ("\u1000\u102c", 0), ("\u0939\u0941", 1), ("\u0e01\u0e34", 1)],
+)
+@each("lowercase", [True, False])
+def test_marks_that_llama_cpp_removes_are_noted(
+    tmp_path: Path, text: str, is_kept: int, lowercase: bool
+) -> None:
+    config = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
+    slow(tmp_path, **config)
+    (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, text[0], f"##{text[1]}"]))
+    tokenizer = read(tmp_path)
+    expected = back(tokenizer).encode(text).ids
+    found = ids_of(tokenizer, [text], tmp_path / "v.gguf", special=True)[0]
+    assert (found == expected) == (bool(is_kept) or not lowercase)
+    assert any("combining marks" in note for note in tokenizer.notes) == (found != expected)

@@ -22,6 +22,7 @@ __all__ = [
     "order_tokens",
     "padding",
     "read_added",
+    "refuse_gaps",
     "to_added_tokens",
     "type_of_added",
 ]
@@ -90,6 +91,26 @@ def order_tokens(
         tokens[token] = entry["content"]
         types[token] = int(type_of_added(entry))
     return tokens, types
+
+
+def refuse_gaps(document: Mapping[str, Any], where: str) -> None:
+    """Raise `TokenizerError` for an added token that transformers gives another id than is stated.
+
+    The library tokenizers numbers tokens that are not in the vocabulary without gaps.
+    """
+    stated = document["model"].get("vocab")
+    # Unigram models have a list of pairs, and other models an object.
+    vocabulary = stated if is_object(stated) else {text: at for at, (text, _) in enumerate(stated)}
+    following = len(vocabulary)
+    for token, entry in read_added(document, where).items():
+        expected = vocabulary.get(entry["content"], following)
+        if token != expected:
+            raise TokenizerError(
+                f"{where}: the added token {entry['content']!r:.200} has the id {token}, but "
+                f"transformers gives it the id {expected}, because ids before it have no token",
+                hint=f"add tokens for these ids, such as `{padding(expected)}`; {KEEP_HINT}",
+            )
+        following = max(following, token + 1)
 
 
 def id_count(ids: Collection[int], where: str) -> int:

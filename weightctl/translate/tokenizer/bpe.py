@@ -14,7 +14,7 @@ from weightctl.translate.tokenizer.added import (
     read_added,
     to_added_tokens,
 )
-from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT
+from weightctl.translate.tokenizer.files import GENERIC_CLASSES, KEEP_HINT, TENSORS_HINT
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, find_nearest, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
@@ -157,6 +157,13 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     if not is_object(model) or not is_object(vocabulary):
         raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
     _check_model(model, where)
+    is_generic = files.config.get("tokenizer_class") in GENERIC_CLASSES
+    if files.config.get("add_prefix_space") is True and not is_generic:
+        raise TokenizerError(
+            f"{files.path('tokenizer_config.json')}: `add_prefix_space` is true, but llama.cpp "
+            "adds no space before a text",
+            hint=KEEP_HINT,
+        )
     tokens, types = order_tokens(vocabulary, read_added(document, where), where)
     merges = _read_merges(model.get("merges"), where)
     return Tokenizer(

@@ -8,6 +8,7 @@ are stored for conversion back (see `remainder.py`).
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
@@ -57,6 +58,10 @@ _PARTS_MARKS = (
     "llama.cpp splits text with combining marks, such as Hindi, in other places than transformers "
     "(the pre_tokenizer)"
 )
+_REMOVES_MARKS = (
+    "llama.cpp removes spacing combining marks, such as vowel signs of Hindi and Burmese, which "
+    "transformers keeps: text with them is tokenized differently"
+)
 
 
 def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Iterator[str]:
@@ -69,6 +74,9 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
         yield _COMPOSES  # other normalizers of byte-level BPE are refused
     if tokenizer.model == "gpt2" and PRES[tokenizer.pre or DEFAULT].parts_marks:
         yield _PARTS_MARKS
+    is_stripped = tokenizer.model == "bert" and tokenizer.flags.get("normalizer.strip_accents")
+    if is_stripped and any(category(each) == "Mc" for each in {*"".join(tokenizer.tokens)}):
+        yield _REMOVES_MARKS
     yield from _of_flags(tokenizer, list_added_entries(files), document, name)
     if files.tokenizer is not None:
         yield from _of_surroundings(tokenizer, files)

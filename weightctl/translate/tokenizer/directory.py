@@ -10,7 +10,7 @@ from weightctl.errors import TokenizerError
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer import READERS, WRITERS, rwkv
-from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding
+from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding, refuse_gaps
 from weightctl.translate.tokenizer.differences import differences
 from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT, TokenizerFiles, open_files
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["from_directory", "to_documents"]
 
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
+_UNSUPPORTED = ("tekken.json", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
 # The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.
 _CLASS = "PreTrainedTokenizerFast"
 _CONFIG = "tokenizer_config.json"
@@ -62,6 +63,8 @@ def from_directory(
     read = load(READERS[kind])
     try:
         tokenizer: Tokenizer = read(files, model_type)
+        if files.tokenizer is not None:
+            refuse_gaps(files.tokenizer, files.path("tokenizer.json"))
         return _complete_tokenizer(_match_embedding(tokenizer, vocabulary, directory), files, name)
     except RecursionError as error:
         raise TokenizerError(
@@ -81,6 +84,12 @@ def _kind(files: TokenizerFiles) -> str | None:
         return "WordPiece"
     if files.has(rwkv.VOCABULARY):
         return "RWKV"
+    for name in filter(files.has, _UNSUPPORTED):
+        raise TokenizerError(
+            f"{files.path(name)}: weightctl does not support this kind of tokenizer file",
+            hint="write a tokenizer.json with transformers' `AutoTokenizer.from_pretrained(...)"
+            f".save_pretrained(...)`; {KEEP_HINT}",
+        )
     return None
 
 

@@ -14,13 +14,23 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["KEEP_HINT", "TENSORS_HINT", "TokenizerFiles", "open_files", "read_document"]
+__all__ = [
+    "GENERIC_CLASSES",
+    "KEEP_HINT",
+    "TENSORS_HINT",
+    "TokenizerFiles",
+    "open_files",
+    "read_document",
+]
 
 TENSORS_HINT = 'to convert only the tensors, use --names keep (names="keep" in Python)'
 KEEP_HINT = (
     "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "
     f"accepts only token ids; {TENSORS_HINT}"
 )
+# The classes of transformers that load tokenizer.json unchanged. Others replace some of its
+# settings by those of tokenizer_config.json, and by their own defaults.
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # The largest known files are those with 260,000 tokens: tokenizer.json has 35 MB.
 _MAX_SIZE = 300_000_000
 _UNREADABLE = "download the file again from the source of the checkpoint"

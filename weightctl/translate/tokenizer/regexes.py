@@ -107,6 +107,8 @@ _SAME = (
     (r"[^\r\n\p{L}\p{N}]?+\p{L}+", _WORD),
     (r"[^\s\p{L}\p{N}]++[\r\n]*", r"[^\s\p{L}\p{N}]+[\r\n]*"),
     (r"\p{N}{1}|", r"\p{N}|"),
+    # Bloom's own spelling, with a class inside of the class.
+    (" ?[^(\\s|[.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c])]+", BLOOM),
 )
 
 

@@ -16,7 +16,7 @@ from weightctl.translate.tokenizer.added import (
     read_added,
     to_added_tokens,
 )
-from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT
+from weightctl.translate.tokenizer.files import GENERIC_CLASSES, KEEP_HINT, TENSORS_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.surroundings import read_surroundings, to_bert_template
 
@@ -33,6 +33,11 @@ _LOWERCASE = "normalizer.lowercase"
 _STRIP_ACCENTS = "normalizer.strip_accents"
 # llama.cpp's name for BERT's rules. It has no other rules for WordPiece, and does not use the name.
 _PRE = "bert-bge"
+# Settings of a normalizer that tokenizer_config.json has, too, under other names.
+_OVERRIDES = {
+    "lowercase": "do_lower_case", "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}  # fmt: skip
 # BERT's own special tokens, for files that do not name any.
 _SPECIAL = {
     "unknown": "[UNK]",
@@ -51,7 +56,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     Raises `TokenizerError`, which shows the rules, if GGUF's WordPiece does not support the rules.
     """
     del model_type
-    document = files.tokenizer or _slow_document(files)
+    document = _override(files.tokenizer or _slow_document(files), files.config)
     where = files.path("tokenizer.json" if files.tokenizer else "vocab.txt")
     model = document.get("model")
     vocabulary = model.get("vocab") if is_object(model) else None
@@ -149,6 +154,16 @@ def _special(document: Mapping[str, Any], tokens: tuple[str, ...]) -> dict[str, 
     }  # fmt: skip
     ids = {text: token for token, text in enumerate(tokens)}
     return {word: ids[text] for word, text in texts.items() if text in ids}
+
+
+def _override(document: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document with the normalizer that transformers' classes for BERT make of it."""
+    normalizer, kind = document.get("normalizer"), config.get("tokenizer_class")
+    if kind in GENERIC_CLASSES or not is_object(normalizer):
+        return document
+    stated = {key: config[name] for key, name in _OVERRIDES.items() if name in config}
+    usual = {"lowercase": True} if kind else {}
+    return {**document, "normalizer": {**normalizer, **usual, **stated}}
 
 
 def _flags(document: Mapping[str, Any], where: str) -> dict[str, bool]:
