@@ -20,7 +20,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     """Return a weight if the config states this scheme; shapes do not determine it."""
     if is_plain(candidate) or len(candidate.numbers.shape) < 2:
         return None
-    if candidate.setting("quant_method") != "bitnet" or prod(candidate.scales.shape) != 1:
+    if candidate.settings.text("quant_method") != "bitnet" or prod(candidate.scales.shape) != 1:
         return None
     *lead, rows, columns = candidate.numbers.shape
     return LogicalWeight((*lead, 4 * rows, columns))

@@ -42,7 +42,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     elif order and order != (0,):
         bits = divide_exactly(32 * rows, order[0])
     else:
-        bits = candidate.number("bits")
+        bits = candidate.settings.number("bits")
     inputs = divide_exactly(32 * rows, bits)
     if zeros not in {None, (groups, divide_exactly(bits * outputs, 32))}:
         return None

@@ -31,7 +31,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     biases = candidate.shape(".biases") or candidate.shape(".qbiases")
     if not numbers or not scales or numbers[:-1] != scales[:-1] or biases != scales:
         return None
-    columns = scales[-1] * candidate.number("group_size")
+    columns = scales[-1] * candidate.settings.number("group_size")
     bits = divide_exactly(32 * numbers[-1], columns)
     return LogicalWeight((*numbers[:-1], columns), bits) if bits in BITS else None
 

@@ -61,7 +61,7 @@ class LogicalWeight(NamedTuple):
 class Candidate(NamedTuple):
     """Tensors that can form a weight; `others` are by the endings of their names.
 
-    `settings` are those of the model. `content` returns the bytes of a small tensor, given
+    `settings` are those of the layer. `content` returns the bytes of a small tensor, given
     also the tensor of the stored values; None if they cannot be read.
     """
 
@@ -96,14 +96,6 @@ class Candidate(NamedTuple):
             return None
         found: tuple[int, ...] = unpack(f"<{len(raw) // info.encoding.size}{code}", raw)
         return found if min(found) > 0 else None
-
-    def setting(self, key: str) -> object:
-        """Return a quantization setting of this layer; None if it is missing."""
-        return self.settings.of(self.layer).value(key)
-
-    def number(self, key: str) -> int:
-        """Return a setting of this layer that is a positive integer; 0 if it is missing."""
-        return self.settings.of(self.layer).number(key)
 
 
 def read_shape(shape: object) -> tuple[int, ...] | None:
@@ -182,7 +174,7 @@ class NameEndings(NamedTuple):
             for ending in self.others
             if (info := tensors.get(layer + ending)) is not None
         }
-        return Candidate(layer, numbers, scales, others, settings, content)
+        return Candidate(layer, numbers, scales, others, settings.of(layer), content)
 
 
 # Tensors for activations, which do not change the weight.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from itertools import chain, dropwhile, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
@@ -34,83 +37,28 @@ _RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}
 # MLX's defaults for settings of a single layer.
 _MLX_LAYER = {"group_size": 64, "bits": 4}
 
-# ComfyUI's formats that need nothing but the scales, and settings that do not change a weight.
-_COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
-_COMFY_KEYS = ("format", "full_precision_matrix_mult")
-
-# The values that are known, by setting; those of other settings below are not restricted.
-_VALUES: dict[str, tuple[object, ...]] = {
-    "quant_method": (
-        "auto-round", "auto_round", "autoround", "intel/auto-round", "awq", "gptq", "autoawq",
-        "autogptq", "bitnet", "bitsandbytes", "compressed-tensors", "exl2", "exl3", "fbgemm_fp8",
-        "fp8", "finegrained_fp8", "hqq", "llm-compressor", "mlx", "modelopt", "modelopt_fp4",
-        "modelopt_fp8", "modelopt_mixed", "mxfp4", "mxfp8", "nvfp4", "quanto", "quark", "torchao",
-    ),
-    "zero_point": (True,),
-    "pack_dtype": ("int32", "torch.int32"),
-    "sparsity_config.format": ("dense",),
-    "format": (
-        "dense", "pack-quantized", "int-quantized", "naive-quantized", "float-quantized",
-        "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized",
-        "mxfp8-pack-quantized", "mixed-precision", "gptq", "gptq_v2", "gemm", "gemv", "gemv_fast",
-    ),
-}  # fmt: skip
-# Settings that are used, that tensors state as well, or that change only how scales were found, the
-# activations, the cache, or how a library computes. Patterns are as in `fnmatch`.
-_KNOWN = (
-    # Used here.
-    "bits", "group_size", "q_group_size", "weight_block_size", "block_structure", "sym", "desc_act",
-    "checkpoint_format", "packing_format", "linear_class", "quantization_mode",
-    # Stated by tensors as well.
-    "num_bits", "type", "symmetric", "strategy", "actorder", "scale_dtype", "zp_dtype", "mode",
-    "bnb_4bit_*", "*load_in_4bit", "*load_in_8bit", "llm_int8_*", "dtype", "qscheme", "ch_axis",
-    "is_scale_quant", "scale_format", "scale_calculation_mode", "mx_element_dtype", "block_size",
-    "scale_type", "quant_algo", "has_zero_point", "pre_quant_scale", "awq_block_size", "fmt",
-    "scale_fmt", "expert_dtype", "data_type", "super_bits", "super_group_size", "weights", "nbits",
-    "axis", "view_as_float", "quant_type", "quant_config", "w_bit", "head_bits", "out_scales",
-    "is_mx", "quantization_status",
-    # The modules that are quantized.
-    "targets", "ignore", "ignored_layers", "modules_to_*", "modules_in_*", "exclude*", "lm_head",
-    "quant_lm_head", "*skip_modules", "block_name_to_quantize", "*quant_block_*", "supported_types",
-    "include_input_output_embeddings", "untie_embedding_weights", "module_name_preceding_*",
-    # How scales were found.
-    "observer*", "global_compression_ratio", "global_sparsity", "sparsity_structure", "meta",
-    "damp_*", "true_sequential", "static_groups", "dataset", "tokenizer", "model_name_or_path",
-    "model_file_base_name", "mse", "act_group_aware", "hyb_act", "cache_block_outputs", "iters",
-    "lr", "minmax_lr", "lr_scheduler", "momentum", "nsamples", "seqlen", "enable_*", "disable_*",
-    "amp", "low_gpu_mem_usage", "low_cpu_mem_usage", "gradient_accumulate_steps", "batch_size",
-    "*_version", "version", "producer", "calibration", "model_free", "regex_config", "rows",
-    "min_kv_scale", "pack_method", "weight_format", "weight_merge_groups", "round_method",
-    "quant_mode", "target_device", "is_dynamic", "timestamp",
-    # Activations and the cache.
-    "dynamic", "activation*", "act_*", "input_*", "output_*", "kv_cache_*", "static_*_dtype",
-    "softmax_quant_spec",
-    # How a library computes.
-    "backend", "dequantize", "run_compressed", "use_*exllama*", "exllama_config", "model_seqlen",
-    "pad_token_id", "fuse_max_seq_len", "do_fuse", "modules_to_fuse", "use_cuda_fp16",
-    "max_input_length", "use_optimized_inference", "offload_*", "pack_impl",
-    "quant_type_kwargs", "rms_norm_eps", "packed_modules_*",
-)  # fmt: skip
-# Settings whose values are objects with further settings, of the model or of each module.
-_SECTIONS = ("quantization", "sparsity_config", "global_quant_config", "weight", "export")
+# Settings whose values are objects with the settings of each module, or of a group of modules.
 _BY_MODULE = (
     "config_groups", "dynamic", "extra_config", "quantized_layers", "layer_quant_config",
     "layer_type_quant_config",
 )  # fmt: skip
+# ComfyUI's formats that need nothing but the scales, and settings that do not change a weight.
+_COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
+_COMFY_KEYS = ("format", "full_precision_matrix_mult")
 
 
-def read_settings(files: Sequence[str]) -> Settings:
+def read_settings(paths: Sequence[str]) -> Settings:
     """Return the settings beside the files of a checkpoint."""
-    found = Settings(config(files))
+    found = Settings(config(paths))
     for name in SETTINGS_FILES:
-        if not found and (document := read_settings_file(files, name)):
+        if not found and (document := read_settings_file(paths, name)):
             found = Settings({SETTINGS_KEYS[0]: document}, name)
     return found
 
 
-def read_settings_file(files: Sequence[str], name: str) -> dict[str, Any]:
+def read_settings_file(paths: Sequence[str], name: str) -> dict[str, Any]:
     """Return the settings in one of `SETTINGS_FILES`, as in a config.json; empty without a file."""
-    document = config(files, name)
+    document = config(paths, name)
     inner = document.get("quantization")
     found = {
         _RENAMED.get(key, key): value
@@ -168,8 +116,7 @@ class Settings:
                 self._layers[found[0]] = key
 
     def _is_of_module(self, key: str) -> bool:
-        value = self._found[key]
-        return not _is_known(key) and (is_object(value) or isinstance(value, bool))
+        return isinstance(self._found[key], dict | bool) and not _is_known(key)
 
     def refuse_unknown(self, layers: Iterable[str]) -> tuple[str, ...]:
         """Return notes on settings that are taken for those of another layer.
@@ -263,32 +210,42 @@ def is_plain_comfy(document: object) -> bool:
 
 def _find_alike(key: str, layers: Sequence[str]) -> list[str]:
     """Return the layers whose names end like a key; numbers must not be in what differs."""
-    ends = key.split(".")[::-1]
     found: dict[int, list[str]] = {}
     for layer in layers:
-        other = layer.split(".")[::-1]
-        count = next(
-            (at for at, pair in enumerate(zip(ends, other, strict=False)) if pair[0] != pair[1]),
-            min(len(ends), len(other)),
-        )
-        if not any(map(str.isdigit, (*ends[count:], *other[count:]))):
-            found.setdefault(count, []).append(layer)
+        pairs = [*zip_longest(key.split(".")[::-1], layer.split(".")[::-1])]
+        rest = [*dropwhile(lambda pair: pair[0] == pair[1], pairs)]
+        if not any(str(each).isdigit() for pair in rest for each in pair):
+            found.setdefault(len(pairs) - len(rest), []).append(layer)
     return found[max(found)] if found else []
 
 
+@cache
+def _read_table() -> dict[str, Any]:
+    """Return the table of settings."""
+    import tomllib  # unquantized models do not need it
+
+    return tomllib.loads(files("weightctl.schemes").joinpath("settings.toml").read_text("utf-8"))
+
+
 def _is_known(key: str) -> bool:
-    return key in _VALUES or key in _SECTIONS or key in _BY_MODULE or _is_harmless(key)
+    return key in (
+        *_read_table()["values"],
+        *_read_table()["sections"],
+        *_BY_MODULE,
+    ) or _is_harmless(key)
 
 
 def _is_harmless(key: str) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in _KNOWN)
+    patterns = chain.from_iterable(_read_table()["known"].values())
+    return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
 def _list_unknown(settings: Mapping[str, Any], below: str = "") -> Iterator[tuple[str, Any]]:
     """Yield settings that are not known, and their values; what is off or empty is harmless."""
     for key, value in settings.items():
         path = below + key
-        allowed = _VALUES.get(path, _VALUES.get(key))
+        values = _read_table()["values"]
+        allowed = values.get(path, values.get(key))
         if allowed is not None:
             stated = value.lower() if isinstance(value, str) else value
             if value is not None and stated not in allowed:
@@ -298,7 +255,7 @@ def _list_unknown(settings: Mapping[str, Any], below: str = "") -> Iterator[tupl
         elif key in _BY_MODULE and is_object(value):
             for name, each in value.items():
                 yield from _list_unknown(each if is_object(each) else {}, f"{path}.{name}.")
-        elif (key in _SECTIONS or key == "weights") and is_object(value):
+        elif key in _read_table()["sections"] and is_object(value):
             yield from _list_unknown(value, f"{path}.")
         elif not _is_harmless(key):
             yield path, value
