@@ -69,6 +69,15 @@ def test_a_gguf_file_is_merged_as_its_original(
     assert largest_difference(merged, wanted) < 1e-6
 
 
+def test_an_adapter_with_the_names_of_gguf_is_refused_for_a_model_with_others(
+    models: dict[str, AdaptedModel], tmp_path: Path
+) -> None:
+    model, adapter = models["plain"], tmp_path / "adapter.gguf"
+    weightctl.convert(model.adapter, adapter, base=model.base)
+    with pytest.raises(ConversionError, match="has GGUF's names, but the model does not"):
+        weightctl.convert(model.base, tmp_path / "out", adapters=[adapter])
+
+
 def test_matrices_of_gpt2_are_merged_transposed(tmp_path: Path) -> None:
     targets = ["c_attn", "c_proj"]
     model = adapt(tmp_path, make_gpt2(), r=4, target_modules=targets, fan_in_fan_out=True)

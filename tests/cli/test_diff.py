@@ -279,6 +279,20 @@ def test_a_lossless_conversion_has_the_same_values_in_either_direction(
     assert done.lines[-1] == ("30 tensors have the same values; 7 tensors have another encoding")
 
 
+def test_weights_that_cannot_be_decoded_are_compared_without_values_only(
+    run: Callable[..., Shown], tmp_path: Path
+) -> None:
+    parts = {
+        "l.weight": ("F8_E4M3", (4, 16), bytes(64)), "l.weight_scale": ("F32", (7, 7), bytes(196)),
+    }  # fmt: skip
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for path in paths:
+        path.write_bytes(safetensors_of(parts))
+    assert run("diff", *paths).lines[-1].startswith("2 tensors, no difference")
+    with pytest.raises(WeightctlError, match="looks like a part of a quantized weight"):
+        run("diff", *paths, "--values")
+
+
 def test_bytes_are_compared_in_the_order_of_rows_of_one_convention(
     run: Callable[..., Shown], gguf: Path
 ) -> None:

@@ -271,6 +271,17 @@ def test_a_weight_of_another_tree_is_what_this_one_stores() -> None:
     np.testing.assert_array_equal(ran(graph, registry=tree), array)
 
 
+def test_a_subgraph_takes_what_is_stored_if_another_dtype_was_allocated() -> None:
+    tree = weights_of({f"{layer}.w": numbers(4, seed=layer) for layer in range(2)})
+    tree["1"].w.allocate(DType.float16)
+    with Graph("outer") as graph:
+        with graph.add_subgraph("inner", [], weight_prefix="0.") as inner:
+            inner.output(tree["0"].w.allocate(DType.float64))
+        graph.output(ops.call(inner, prefix="1.")[0])
+    (found,) = loaded(graph, tree).execute()
+    np.testing.assert_array_equal(found.to_numpy(), numbers(4, seed=1))
+
+
 def test_a_subgraph_takes_what_was_allocated_by_each_name_it_is_called_for() -> None:
     tree = weights_of({f"{layer}.w": numbers(4, seed=layer) for layer in range(2)})
     weights = [tree[layer].w.allocate(DType.float16) for layer in range(2)]

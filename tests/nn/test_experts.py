@@ -95,6 +95,13 @@ def test_the_weights_of_experts_are_used_one_expert_after_the_other() -> None:
     ]
 
 
+@each("groups, used", [(3, 1), (2, 0), (2, 3)])
+def test_groups_that_are_unequal_or_too_few_are_refused(groups: int, used: int) -> None:
+    says = f"4 experts in {groups} groups are not possible, with {used} groups in use"
+    with pytest.raises(GraphError, match=says):
+        MixtureOfExperts(16, 24, "silu", count=4, used=2, groups=groups, groups_used=used)
+
+
 @each("used", [0, 5])
 def test_more_experts_than_there_are_or_none_are_refused(used: int) -> None:
     with pytest.raises(GraphError, match=f"{used} experts per token are not possible with 4"):

@@ -172,6 +172,7 @@ def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_ar
     more = {
         "vision.layers.1.weight": (8, 8),
         "model.layers.1.self_attn.k_scale": (1,),
+        "model.layers.2.eh_proj.weight": (8, 8),
         "model.layers.7.eh_proj.weight": (8, 8),
         "layers.None.weight": (8,),
     }
@@ -179,10 +180,11 @@ def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_ar
     assert {name: plan.shardings[name].parts for name in more} == {
         "vision.layers.1.weight": ((), ()),
         "model.layers.1.self_attn.k_scale": (None, ()),
+        "model.layers.2.eh_proj.weight": ((), ()),
         "model.layers.7.eh_proj.weight": ((), ()),
         "layers.None.weight": ((), ()),
     }
-    assert plan.notes[0].startswith("4 tensors (for example `")
+    assert plan.notes[0].startswith("5 tensors (for example `")
     assert plan.notes[0].endswith("`) are not split, because they are not a part of llama")
 
 

@@ -132,6 +132,20 @@ def test_a_server_that_is_not_a_hub(no_hub: Path, monkeypatch: pytest.MonkeyPatc
     assert error.reason == "the answer of the Hugging Face Hub is not in the expected form"
 
 
+def test_a_page_that_is_not_a_list(no_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del no_hub
+    from servers.base import PlainServer
+    from weightctl.storage.remote.hub_api import ask_pages
+    from weightctl.storage.remote.hub_url import parse_hub_url
+
+    with PlainServer() as server:
+        server.put(f"/api/models/{MODEL}/tree/main", b'{"files": []}')
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        pages = ask_pages(f"{MODEL}/tree/main", parse_hub_url(f"hf://{MODEL}"), f"hf://{MODEL}")
+        with pytest.raises(FormatError, match="is not in the expected form"):
+            next(pages)
+
+
 def test_a_checkpoint_in_a_directory_of_the_model_is_named(
     hub: HubServer, tiny_llama: Path
 ) -> None:

@@ -23,6 +23,7 @@ from weightctl.translate.tokenizer import (
 )
 from weightctl.translate.tokenizer.pre_names import PRES
 from weightctl.translate.tokenizer.rules import parse, to_normalizer, to_pre_tokenizer
+from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,6 +266,25 @@ def test_texts_are_kept_apart_as_roberta_has_it(tmp_path: Path) -> None:
     target = written(through_gguf(tokenizer), tmp_path / "b")
     ours = Reference.from_file(str(target / "tokenizer.json"))
     assert ours.encode("a", "b").ids == reference.encode("a", "b").ids
+
+
+def test_a_gguf_that_does_not_say_whether_texts_are_kept_apart_has_it_from_its_pre_tokenizer(
+    tmp_path: Path,
+) -> None:
+    metadata = to_metadata(read(saved(made(), tmp_path, bos_token="<s>", eos_token="</s>")))
+    for flag in ("add_bos_token", "add_eos_token"):
+        key = f"tokenizer.ggml.{flag}"
+        metadata[key] = metadata[key]._replace(content=True)
+    metadata.pop("tokenizer.ggml.add_sep_token", None)
+    for pre, is_apart in (("gpt-2", False), ("roberta-bpe", True)):
+        metadata["tokenizer.ggml.pre"] = MetadataValue("string", pre)
+        changed = from_metadata(metadata, "model.gguf")
+        assert changed is not None
+        directory = tmp_path / pre
+        ours = Reference.from_file(str(written(changed, directory) / "tokenizer.json"))
+        between = [262, 262] if is_apart else [262, 261]
+        ids = ours.encode("a", "b").ids
+        assert ids[2:4] == between, (pre, ids)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from tokenizers import Tokenizer as Reference
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory, from_metadata, to_documents
+from weightctl.translate.tokenizer.files import TokenizerFiles
+from weightctl.verify.checks.metadata.description import read_raw
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -122,6 +124,17 @@ def test_an_id_far_beyond_the_vocabulary_is_refused(tmp_path: Path, kind: str) -
     with pytest.raises(TokenizerError) as caught:
         from_directory(directory, 0, "llama")
     assert "the id 1048574 is too large for a vocabulary of 1 token" in caught.value.message
+
+
+def test_verify_refuses_a_vocabulary_with_an_id_beyond_the_limit(tmp_path: Path) -> None:
+    def read(token: int) -> tuple[str, ...]:
+        document = {"model": {"type": "WordPiece", "vocab": {"a": token}}}
+        found = read_raw(TokenizerFiles(str(tmp_path), document, {}))
+        return () if found is None else found.tokens
+
+    assert read(2) == ("", "", "a")
+    with pytest.raises(TokenizerError, match="the token id 4,194,304 is too large"):
+        read(1 << 22)
 
 
 @pytest.mark.parametrize("kind", EMPTY)

@@ -14,8 +14,11 @@ import pytest
 from torch import nn
 from torch_checkpoints import FORMS, assert_same, saved
 
+from each import each
 from lazy import torch
 from weightctl import open_weights
+from weightctl.formats.pickles.records import Global
+from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,6 +208,12 @@ def test_one_dict_in_two_places_is_one_set_of_tensors_with_two_names_each(tmp_pa
     assert_same(weights, flattened("", {"model": state, "ema": state, "x": arrays, "y": arrays}))
     assert set(weights.header.tensors) == {"model.w", "model.b", "model.none", "x.array"}
     assert weights.header.aliases["ema.w"] == "model.w"
+
+
+@each("data", [[1, 2], "ab", 3, (0,) * 9], ids=["list", "text", "number", "too many"])
+def test_what_is_not_the_parts_of_a_sparse_tensor_stays_one_value(data: object) -> None:
+    make = CONSTRUCTORS["torch._utils._rebuild_sparse_tensor"]
+    assert make(Global("torch", "sparse_coo"), data).pairs == [("indices", data)]
 
 
 def test_sparse_tensors_are_their_parts(tmp_path: Path) -> None:

@@ -370,6 +370,9 @@ PACKED = {
     "a later protocol.dat": b"\x80\x06" + pickle.dumps(["a" * 9])[2:],
     "of an unknown type.npy": npy(ARRAY.replace("|O", "StringDType"), bytes(16)),
     "a header that is not one.npy": npy("{'descr': '<f4'", bytes(16)),
+    "an array of an unknown size.joblib": with_array(bytes(9), text("u1")) + _END,
+    "an array of unknown padding.joblib": with_array(bytes(4)).replace(b"K\x10", b"NQ") + _END,
+    "a negative memo index.pkl": b"\x80\x02Np-1\n.",
 }
 
 
