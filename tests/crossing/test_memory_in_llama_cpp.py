@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from shutil import copytree, ignore_patterns
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from lazy import torch, transformers
 from llama_memory import measure_memory
 from weightctl.families import recognize
 from weightctl.families.memory import MemoryOptions, estimate_memory
+from weightctl.families.memory.buffers import _size_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,3 +119,16 @@ def make_larger(small: Path, into: Path, changes: dict[str, Any]) -> Path:
     config.write_text(json.dumps(stated))
     weightctl.convert(directory, into / "larger.gguf")
     return into / "larger.gguf"
+
+
+def test_a_state_of_mamba_2_is_computed_from_two_inputs_for_each_group() -> None:
+    def size(version: int, state: int) -> int:
+        config: Any = SimpleNamespace(
+            ssm_layers=True, ssm_version=version, ssm_groups=4, ssm_state=state, ssm_inner=64,
+            ssm_heads=8,
+        )  # fmt: skip
+        return _size_state(config, 0)
+
+    # The convolution has a channel for each number of B and C of a group, and is stored thrice.
+    assert size(2, 17) - size(2, 16) == 3 * 2 * 4
+    assert size(1, 17) == size(1, 16)

@@ -19,7 +19,9 @@ from weightctl.plan.scheme_decisions import Decision
 from weightctl.plan.scheme_names import find_scheme
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_search import SchemeSearch, find_searches
+from weightctl.schemes.encoding import ActivationScale, DividedNorm
 from weightctl.translate.plans import plan_of
+from weightctl.weights import TensorInfo
 from weightctl.weights.steps.numbers import numbers_of
 from written_models import convert, small_llama, values_in
 
@@ -147,3 +149,11 @@ def test_scaling_needs_an_importance_matrix(tmp_path: Path) -> None:
     assert not any("scales" in note for note in done.plan.notes)
     with pytest.raises(ConversionError, match=r"FP8 does not have the option"):
         convert(small_llama(), tmp_path / "out", "FP8:scaled=yes")
+
+
+def test_the_weight_of_a_norm_is_a_vector() -> None:
+    kind = ENCODINGS["F32"]
+    step = DividedNorm(ActivationScale(()), kind)
+    assert step.infer([TensorInfo("norm", (8,), kind)]) == ((8,), kind)
+    with pytest.raises(ConversionError, match="`norm` is not the weight of a norm"):
+        step.infer([TensorInfo("norm", (8, 1), kind)])

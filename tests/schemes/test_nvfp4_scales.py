@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 import weightctl
+from each import each
 from lazy import load_file, save_file, torch
 from llama_cpp import ask
 from small_models import qwen2, qwen3moe
 from weightctl.errors import ConversionError
+from weightctl.translate.tensor_scales import _can_hold
 from written_models import SIZES, convert, small_llama, values_in
 
 if TYPE_CHECKING:
@@ -191,3 +194,21 @@ def test_queries_and_keys_with_other_scales_are_rounded_again(tmp_path: Path) ->
     ).plan
     rounded = {item.weight for item in plan.items if not item.is_exact}
     assert rounded == {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"}
+
+
+@each(
+    "shape, scales, is_held",
+    [
+        ((8, 64), 1, True), ((8, 64), 2, False), ((8, 64), 8, False), ((4, 8, 64), 1, True),
+        ((4, 8, 64), 4, True), ((4, 8, 64), 2, False), ((4, 8, 64), 8, False),
+    ],
+)  # fmt: skip
+def test_a_scale_is_that_of_a_whole_weight_or_of_each_expert(
+    shape: tuple[int, ...], scales: int, is_held: bool
+) -> None:
+    weight: Any = SimpleNamespace(
+        blocks=SimpleNamespace(info=SimpleNamespace(shape=shape)),
+        whole=SimpleNamespace(values=np.ones(scales, np.float32)),
+    )
+    plan: Any = SimpleNamespace(metadata={})
+    assert _can_hold(plan, set(), "blk.0.ffn_up.weight", weight) == is_held

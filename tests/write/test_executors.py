@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from each import usual
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors import WorkerLostError, distribution
-from weightctl.write.executors.places import TemporaryFiles
+from weightctl.write.executors.places import Delivered, TemporaryFiles, _OpenUploads
 from weightctl.write.executors.processes import ProcessExecutor
+from weightctl.write.executors.rests import Rest, RestRange
 from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
 from weightctl.write.journal import Purpose
 
@@ -129,6 +131,7 @@ from weightctl import convert, gather, shard
 from weightctl.write import journal
 from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
+from weightctl.write.executors.rests import Rest, RestRange
 
 journal.BEGIN_AFTER = 0.0
 made = []
@@ -350,3 +353,18 @@ def test_a_worker_creates_no_file(model: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No such file"):
         run_batch(job(model, out), 0, [0])
     assert not os.listdir(tmp_path)
+
+
+def test_the_rest_of_a_batch_can_be_written_by_two_workers() -> None:
+    objects: dict[str, bytes] = {}
+
+    def put(path: str, content: bytes, *, force: bool) -> None:
+        assert force or path not in objects
+        objects[path] = bytes(content)
+
+    file = SimpleNamespace(take_sent=tuple, take_rest=lambda: [(7, b"ab"), (90, b"c")])
+    target: Any = _OpenUploads([file], Any, SimpleNamespace(put=put), "s3://b/rest-")
+    found = [target.deliver("1", [0], is_local=False) for _ in range(2)]
+    assert objects == {"s3://b/rest-1": b"abc"}
+    ranges = (RestRange(0, 7, 0, 2), RestRange(0, 90, 2, 1))
+    assert found == [Delivered({0: ()}, Rest("s3://b/rest-1", ranges))] * 2

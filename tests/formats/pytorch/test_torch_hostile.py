@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from lazy import torch
 from payloads import assert_cheap, assert_one_error, measured
 from weightctl import open_weights
 from weightctl.errors import FormatError
@@ -118,6 +120,17 @@ def test_the_script_makes_these_very_files(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(CASES)
     assert all(filecmp.cmp(tmp_path / name, HOSTILE / name, shallow=False) for name in CASES)
+
+
+def test_a_file_that_is_cut_states_about_how_many_bytes_are_missing(tmp_path: Path) -> None:
+    path = tmp_path / "cut.pt"
+    torch.save({"a": torch.zeros(5000), "b": torch.zeros(300, dtype=torch.int64)}, path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:4000])
+    with pytest.raises(FormatError) as caught:
+        open_weights(path)
+    (missing,) = re.findall(r"\((\d+) bytes\) are missing", caught.value.reason)
+    assert int(missing) == pytest.approx(len(raw) - 4000, rel=0.1)
 
 
 @pytest.mark.parametrize("name", CASES)
