@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from weightctl import open_weights
 from weightctl.budget.search import QuantizationBudget, quantize
+from weightctl.budget.type_search import TypeSearch
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.tree import header_of
@@ -117,3 +120,14 @@ def test_budgets_that_cannot_be_met_are_refused(
 def test_outputs_that_are_not_a_whole_model_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="needs a GGUF file of a model, or a model directory"):
         quantize(tiny_llama, tmp_path / "out.safetensors", QuantizationBudget(bits=4.5))
+
+
+@each("is_text, count, has_perplexity", [(True, 2, True), (True, 1, False), (False, 9, False)])
+def test_only_tokens_that_follow_others_in_a_text_have_a_perplexity(
+    is_text: bool, count: int, has_perplexity: bool
+) -> None:
+    search: Any = object.__new__(TypeSearch)
+    search._held_out = SimpleNamespace(is_text=is_text, count=count, source="tokens")
+    draft = search.make_draft(3.5)
+    wanted = 3.5 if has_perplexity else None
+    assert (draft.perplexity, draft.source_perplexity, draft.mean) == (wanted, wanted, 3.5)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from weightctl import open_weights
 from weightctl.errors import FormatError, MissingFileError
-from weightctl.storage.location import forget_credentials
+from weightctl.storage.location import forget_credentials, store_of
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -71,6 +71,15 @@ def test_a_public_bucket_is_read_without_credentials(
     forget_credentials()
     open_weights(f"s3://{name_of(bucket)}/llama")
     assert all("authorization" not in each.headers for each in bucket.log)
+
+
+def test_a_bucket_is_not_an_object_whatever_the_server_says_of_it(bucket: S3Server) -> None:
+    url = f"s3://{name_of(bucket)}"
+    store: Any = store_of(url)
+    before = len(bucket.log)
+    with pytest.raises(FileNotFoundError):
+        store._look(url)
+    assert len(bucket.log) == before
 
 
 def test_a_bucket_that_cannot_be_listed_is_read_by_name(bucket: S3Server) -> None:

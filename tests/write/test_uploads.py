@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from weightctl.system.temporary import JOURNAL, temporary_name
 from weightctl.write import journal
 from weightctl.write.executors.rests import uploads_of
 from weightctl.write.objects import object_journal, stopped_uploads
+from weightctl.write.objects.uploading import find_kept_uploads, find_shared_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -507,3 +509,21 @@ def test_a_completion_whose_answer_is_lost_is_ours(store: TestedStore, uploads: 
     store.server.inject(LoseAnswer(), path="uploadId|blocklist|copy", times=1)
     uploads.complete(path, upload, parts, force=False)
     assert store.read() == {"a": b"a" * (2 * PART)}
+
+
+@pytest.mark.parametrize("look", [find_kept_uploads, find_shared_uploads])
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_looking_for_a_stopped_run_removes_nothing(
+    look: Callable[..., object],
+    store: TestedStore,
+    uploads: Uploads,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stopped_uploads, "_ENDED_AFTER", -1.0)
+    path = f"{store.url}/out.safetensors"
+    left = f"{temporary_name(path, '0123abcd')}{JOURNAL}-00000001"
+    uploads.put(left, b"not a journal", force=True)
+    assert not look(SimpleNamespace(path=path), lambda: None)
+    assert len(store.read()) == 1
+    stopped_uploads.find_stopped_upload(path, uploads, None)
+    assert not store.read()
