@@ -12,6 +12,7 @@ import shutil
 import signal
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,9 @@ from commands import run_command
 from each import each, usual
 from outcomes import strikes
 from weightctl import convert, edit, open_weights
+from weightctl.check.code import find_harmful_code, find_other_code
 from weightctl.errors import FormatError, OutputError
+from weightctl.storage.files import open_reader
 from weightctl.storage.own_edits import note_own_edit, own_edit_path
 from weightctl.storage.pending_edits import MARKER
 from weightctl.system.temporary import EDIT
@@ -149,6 +152,14 @@ def stopped(killed: Stopped) -> Path:
     for path, raw in killed.files.items():
         path.write_bytes(raw)
     return killed.path
+
+
+def test_code_is_looked_for_in_files_with_the_journal_of_another_user(stopped: Path) -> None:
+    os.remove(own_edit_path(str(stopped.parent)))
+    with pytest.raises(FormatError, match="you did not write this journal"):
+        open_reader(str(stopped))
+    model: Any = SimpleNamespace(header=SimpleNamespace(files=[str(stopped)]), directory=None)
+    assert not [*find_harmful_code(model), *find_other_code(model)]
 
 
 def test_bytes_that_a_crash_left_half_written_are_taken_from_the_journal(stopped: Path) -> None:
