@@ -135,8 +135,8 @@ DECODER_KEYS = (
     Key(field="tied", kind=FLAG, default=False, hugging_face="tie_word_embeddings",
         seen=IsAbsent("output.weight")),
     NO_EXPERTS,
-    Key(field="is_causal", kind=CAUSAL, gguf_default=True, gguf="{arch}.attention.causal",
-        written=False),
+    Key(field="is_causal", kind=CAUSAL, default=True, gguf_default=True,
+        gguf="{arch}.attention.causal", hugging_face="is_causal", written=False),
     *ROPE_KEYS,
 )  # fmt: skip
 

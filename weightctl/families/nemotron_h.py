@@ -168,6 +168,9 @@ def _states_keys() -> tuple[Key, ...]:
         *made[place:],
         Key(field="ssm_activation", kind=Exactly("silu", "llama.cpp uses SiLU"), default="silu",
             hugging_face="mamba_hidden_act"),
+        # In transformers, steps are at least this long, which shows only for a larger limit.
+        Key(field="least_step", kind=Exactly(0.001, "llama.cpp does not limit steps"),
+            default=0.001, hugging_face="time_step_min"),
         Key(field="rms_epsilon", kind=LAYER_NORM.kind, default=same("norm_epsilon"),
             gguf_default=same("norm_epsilon"), gguf="{arch}.attention.layer_norm_rms_epsilon"),
     )  # fmt: skip
