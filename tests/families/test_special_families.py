@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import tiny
+from config_documents import described
 from each import each
 from family_cases import make_checkpoint, run_transformers
 from family_variants import draw_variant, make_variant
@@ -19,8 +21,10 @@ from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.cohere import FAMILY as COHERE
-from weightctl.families.configs import from_hugging_face
-from weightctl.families.written import to_gguf
+from weightctl.families.configs import from_gguf, from_hugging_face
+from weightctl.families.mtp import with_mtp_layers
+from weightctl.families.rotations import find_rotated_share
+from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
@@ -58,6 +62,112 @@ def test_what_llama_cpp_would_take_for_another_model_is_refused(
     family = FAMILIES["afmoe"].load()
     with pytest.raises(ArchitectureError, match=message):
         to_gguf(family, from_hugging_face(family, document, "here").fields)
+
+
+# The scalars of releases, which round numbers do not stand for.
+
+MIMO_V2_FLASH = {
+    "model_type": "mimo_v2_flash", "head_dim": 192, "v_head_dim": 128, "swa_head_dim": 192,
+    "swa_v_head_dim": 128, "hidden_size": 4096, "num_attention_heads": 64,
+    "swa_num_attention_heads": 64, "num_key_value_heads": 4, "swa_num_key_value_heads": 8,
+    "num_hidden_layers": 3, "partial_rotary_factor": 0.334, "rope_theta": 5000000,
+    "swa_rope_theta": 10000, "hybrid_layer_pattern": [0, 1, 1], "moe_layer_freq": [0, 1, 1],
+    "sliding_window": 128, "sliding_window_size": 128, "attention_value_scale": 0.707,
+    "add_swa_attention_sink_bias": True, "add_full_attention_sink_bias": False,
+    "layernorm_epsilon": 1e-5, "routed_scaling_factor": None, "norm_topk_prob": True,
+    "n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "n_shared_experts": None,
+    "tie_word_embeddings": False, "attention_bias": False, "max_position_embeddings": 262144,
+    "vocab_size": 152576, "intermediate_size": 16384, "moe_intermediate_size": 2048,
+}  # fmt: skip
+NOMIC_EMBED = {
+    "model_type": "nomic_bert", "activation_function": "swiglu", "causal": False, "n_embd": 768,
+    "n_head": 12, "n_inner": 3072, "n_layer": 12, "n_positions": 8192, "vocab_size": 30528,
+    "max_trained_positions": 2048, "layer_norm_epsilon": 1e-12, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "qkv_proj_bias": False, "prenorm": False, "parallel_block": False,
+    "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None, "rotary_scaling_factor": 2, "type_vocab_size": 2,
+    "use_rms_norm": False,
+}  # fmt: skip
+
+
+def test_the_factor_of_mimo_means_64_of_192_elements_in_gguf_and_back() -> None:
+    family = FAMILIES["mimo2"].load()
+    fields = from_hugging_face(family, MIMO_V2_FLASH, "here").fields
+    metadata = described(family, fields)
+    assert metadata["mimo2.rope.dimension_count"].content == 64
+    made = from_gguf(family, metadata, {}, "here").fields
+    document = to_hugging_face(family, {**fields, **made}, "mimo_v2_flash")
+    ropes = document["rope_parameters"].values()
+    assert [int(192 * rope["partial_rotary_factor"]) for rope in ropes] == [64, 64]
+    wrong = {"sliding_attention": {"partial_rotary_factor": 0.5}, "rope_theta": 1e4}
+    with pytest.raises(ArchitectureError, match="must have the rotary dimensions"):
+        from_hugging_face(family, {**MIMO_V2_FLASH, "rope_parameters": wrong}, "here")
+
+
+def test_every_share_of_a_head_is_written_so_that_the_same_dimension_is_read() -> None:
+    """Transformers rounds the product of the share and the size down."""
+    sizes = [(part, size) for size in range(16, 520, 2) for part in range(2, size + 1, 2)]
+    shares = [find_rotated_share({"rope_dimensions": a, "head_dim": b}) for a, b in sizes]
+    assert [int(b * share) for (_, b), share in zip(sizes, shares, strict=True)] == [
+        part for part, _ in sizes
+    ]
+    assert max(shares) == 1
+
+
+@each("changes", [{}, {"rotary_scaling_factor": None}, {"n_inner": None}])
+def test_the_keys_of_nomics_own_code_are_read(changes: dict[str, Any]) -> None:
+    """NomicBertConfig of transformers 5 has the sizes of the release as its defaults."""
+    family, usual = FAMILIES["nomic_bert"].load(), transformers.NomicBertConfig().to_dict()
+    read = from_hugging_face(family, NOMIC_EMBED | changes, "here")
+    made = to_hugging_face(family, read.fields, "nomic_bert")
+    known = {name: value for name, value in made.items() if name in usual}
+    assert len(known) > 10
+    theirs = transformers.NomicBertConfig(**made).to_dict()
+    unlike = {name for name in usual if theirs[name] != usual[name]}
+    assert unlike <= {"architectures", "rope_parameters"}
+    assert theirs["rope_parameters"]["rope_theta"] == usual["rope_parameters"]["rope_theta"] == 1000
+    assert to_gguf(family, read.fields)["nomic-bert.context_length"].content == 2048
+
+
+@each("changes, message", [
+    ({"activation_function": "gelu"}, "`activation_function` is `'gelu'`, which is not supported"),
+    ({"moe_every_n_layers": 2}, "`moe_every_n_layers` is `2`"),
+    ({"qkv_proj_bias": True}, "`qkv_proj_bias` is `True`"),
+    ({"causal": True}, "`causal` is `True`"),
+])  # fmt: skip
+def test_what_else_nomics_code_can_do_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArchitectureError, match=message):
+        from_hugging_face(FAMILIES["nomic_bert"].load(), NOMIC_EMBED | changes, "here")
+
+
+def test_olmoe_bounds_what_is_normed_and_llama_cpp_does_not(tmp_path: Path) -> None:
+    config = transformers.OlmoeConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_experts=4,
+        num_experts_per_tok=2, num_attention_heads=4, max_position_embeddings=64, clip_qkv=0.5,
+        pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.OlmoeForCausalLM._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 1))
+    model.save_pretrained(tmp_path)
+    found = recognize(open_weights(tmp_path))
+    tokens = tokens_below(96, 1, 20)
+    (output,) = executed(build_network(found).graph(), tokens, weights=found.weights)
+    assert np.abs(output - logits(model, tokens)).max() < 1e-4
+    with pytest.raises(ArchitectureError, match=r"`query_clamp` is `0\.5`, but llama\.cpp"):
+        to_gguf(found.family, found.fields)
+
+
+def test_factors_are_not_taken_for_values_of_as_many_layers() -> None:
+    """Three factors of attention and two of MLPs are no settings of three or two layers."""
+    for layers in (2, 3):
+        model = tiny.make("glm4_moe", num_hidden_layers=layers)
+        fields = {**model.fields, "mtp_layers": 1}
+        config: Any = with_mtp_layers(model.family, model.config, fields, {"mtp_layers": 1})
+        assert config.attention_scales == (1.0, 1.0, 1.0)
+        assert config.mlp_scales == (1.0, 1.0)
 
 
 # BitNet: what llama.cpp would compute otherwise, and what is not supported.

@@ -37,7 +37,7 @@ from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope
 from weightctl.families.layers import ONES, LayerChoice, Layered
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
-from weightctl.families.rotations import find_rotary_size
+from weightctl.families.rotations import find_rotary_size, find_rotated_share
 from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
 from weightctl.text.untyped import is_list
 
@@ -129,18 +129,12 @@ def _twice(fields: Fields) -> int:
     return int(2 * fields["global_kv_heads"])
 
 
-def _find_share(fields: Fields) -> float:
-    return float(fields["rope_dimensions"] / fields["head_dim"])
-
-
 def _check(fields: Fields) -> Fields:
     made = check_decoder(fields)
     if made["kv_heads"] != _count_kv_heads(fields):
         raise ValueError("sliding-window layers must have twice the KV heads of the other layers")
-    if (
-        find_rotary_size({**fields, "rotated_share": fields["local_share"]})
-        != made["rope_dimensions"]
-    ):
+    share = fields.get("local_share", find_rotated_share(fields))
+    if find_rotary_size({**fields, "rotated_share": share}) != made["rope_dimensions"]:
         raise ValueError(
             "sliding-window layers must have the rotary dimensions of the other layers"
         )
@@ -226,7 +220,7 @@ FAMILY = Family(
         Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_BASES[LOCAL],
             gguf_default=same("rope_base"), gguf="{arch}.rope.freq_base_swa",
             hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
-        Key(field="local_share", kind=Real(0, 1), default=_find_share, gguf_default=_find_share,
+        Key(field="local_share", kind=Real(0, 1), default=find_rotated_share,
             hugging_face=f"{_ROPE}.{LOCAL}.{_SHARE}", written=True),
         EXPERT_WIDTH,
         ROUTER_GATING,

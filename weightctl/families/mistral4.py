@@ -44,6 +44,7 @@ from weightctl.families.mistral3 import (
     check_temperature,
     standard_text,
 )
+from weightctl.families.rotations import find_rotated_share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,10 +77,6 @@ _DEFAULTS = {
     "expert_intermediate": 2048,
     "experts_normalized": True,
 }
-
-
-def _find_share(fields: Fields) -> float:
-    return float(fields["rope_dimensions"] / fields["head_dim"])
 
 
 def _find_unlike(fields: Fields) -> str | None:
@@ -116,7 +113,7 @@ FAMILY = replace(
             SOFTMAX_GATING,
             *(replace(key, kind=Exactly(1, _NO_GROUPS)) for key in GROUP_KEYS),
         ),
-        Key(field="rotated_share", kind=Real(0, 1), default=_find_share, written=True,
+        Key(field="rotated_share", kind=Real(0, 1), default=find_rotated_share, written=True,
             hugging_face="rope_parameters.partial_rotary_factor"),
         TEMPERATURE_KEYS[0],
         replace(TEMPERATURE_KEYS[1], gguf="{arch}.attention.temperature_length"),

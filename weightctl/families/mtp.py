@@ -44,6 +44,8 @@ __all__ = [
 _COUNT = "mtp_layers"
 _LAYER, _HF_LAYER = "layers.{}.", "model.layers.{}."
 _IN_MTP = "in_mtp"
+# The fields with several values that are not those of layers, even if there are as many layers.
+_NOT_OF_LAYERS = frozenset({"attention_scales", "mlp_scales", "ssm_scales"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ def to_block_values(key: Key, value: Any, known: Fields, family: Family) -> Any:
         return value
     if key.gguf == BLOCK_COUNT:
         return value + count
-    values = None if key.field in family.mtp.unstated else _list_values(value)
+    values = None if key.field in family.mtp.unstated else _list_values(key.field, value)
     if values is not None and len(values) == known["layers"]:
         return (*values, *[family.mtp.value(key.field, values, known)] * count)
     return value
@@ -175,14 +177,16 @@ def from_block_values(key: Key, value: Any, known: Fields, family: Family) -> An
         if value <= count:
             raise ValueError(f"is {value}, but all of these layers are for multi-token prediction")
         return value - count
-    layers, values = known.get("layers", 0), _list_values(value)
+    layers, values = known.get("layers", 0), _list_values(key.field, value)
     if values is not None and layers < len(values) <= layers + count:
         return values[:layers]
     return value
 
 
-def _list_values(value: object) -> tuple[Any, ...] | None:
+def _list_values(name: str, value: object) -> tuple[Any, ...] | None:
     """Return the values of a field that has one for each layer, None for other fields."""
+    if name in _NOT_OF_LAYERS:
+        return None
     values: Sequence[Any] = value if is_sequence(value) else ()
     return tuple(values) if type(value) is tuple else None
 
@@ -221,7 +225,7 @@ def with_mtp_layers(
     changes: dict[str, Any] = dict(given)
     made: Any = config
     for each in fields(made):
-        values = _list_values(getattr(made, each.name))
+        values = _list_values(each.name, getattr(made, each.name))
         if values is not None and len(values) == config.layers:
             more = family.mtp.value(each.name, values, known)
             changes[each.name] = (*values, *[more] * count)
@@ -258,7 +262,7 @@ def without_mtp_layers(checkpoint: RecognizedModel) -> RecognizedModel:
     flags = {each: False for line in family.names for each in line.when if each.startswith("mtp_")}
     changes: dict[str, Any] = {_COUNT: 0, **flags}
     for each in fields(made):
-        values = _list_values(getattr(made, each.name))
+        values = _list_values(each.name, getattr(made, each.name))
         if count and values is not None and len(values) == given.layers + count:
             changes[each.name] = values[: given.layers]
     left_out = _list_mtp_tensors(checkpoint)

@@ -1,7 +1,7 @@
 """Nomic's text encoders: a BERT with RoPE and a gated MLP.
 
 Names and keys: transformers' `modeling_nomic_bert.py`, and its `conversion_mapping.py` for the
-names in checkpoints; llama.cpp's `models/nomic-bert.cpp`.
+names in checkpoints; llama.cpp's `models/nomic-bert.cpp` and `conversion/bert.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.bert import FAMILY as BERT
 from weightctl.families.decoder_keys import SIZES, activation, check_decoder, with_keys
 from weightctl.families.family import ModelType
+from weightctl.families.kinds import show_value
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 from weightctl.families.rope_keys import standard as standard_rope
@@ -22,17 +23,48 @@ if TYPE_CHECKING:
 __all__ = ["FAMILY"]
 
 
-def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with RoPE in the form of transformers 5.
+# The keys of Nomic's own code, which the published models have.
+_CALLED = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+# The other keys of Nomic's code that change what is computed, and their only supported values.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("swiglu",),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_scale_base": (None,),
+    "moe_every_n_layers": (None, 0),
+    **dict.fromkeys(
+        ("causal", "prenorm", "parallel_block", "use_rms_norm", "qkv_proj_bias", "mlp_fc1_bias",
+         "mlp_fc2_bias", "rotary_emb_interleaved"),
+        (False, None),
+    ),
+}  # fmt: skip
 
-    transformers 5 does not read the config of Nomic's own code.
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json in the form of transformers 5, also that of Nomic's own code.
+
+    Nomic's code scales RoPE only for texts longer than `max_trained_positions`, as llama.cpp's
+    converter assumes, too.
     """
-    if "n_embd" in document:
-        raise ValueError(
-            "the config has the keys of Nomic's own code (such as `n_embd`), which are not "
-            "supported; use a copy of the model that was saved with transformers 5"
-        )
-    return standard_rope(document)
+    if "n_embd" not in document:
+        return standard_rope(document)
+    for key, values in _ONLY.items():
+        if document.get(key, values[0]) not in values:
+            raise ValueError(f"`{key}` is {show_value(document[key])}, which is not supported")
+    made = dict(document) | {new: document[old] for old, new in _CALLED.items() if old in document}
+    if made.get("intermediate_size") is None and type(made["hidden_size"]) is int:
+        made["intermediate_size"] = 4 * made["hidden_size"]
+    trained, given = document.get("max_trained_positions"), made.get("max_position_embeddings")
+    if type(trained) is int and type(given) is int:
+        made["max_position_embeddings"] = min(trained, given)
+    return standard_rope(made)
 
 
 FAMILY = replace(

@@ -5,6 +5,8 @@ Names and keys: transformers' `modeling_olmoe.py`; llama.cpp's `models/olmoe.cpp
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from weightctl.families.decoder_keys import (
     BIASES,
     DECODER_KEYS,
@@ -57,7 +59,8 @@ FAMILY = Family(
     unloaded=find_shared_heads,
     names=expert_lines(adapt(DECODER, _WHOLE)),
     keys=expert_keys(
-        with_keys(DECODER_KEYS, *BIASES[:2], KQV_CLAMP),
+        # llama.cpp reads this key of GGUF, but not in this family.
+        with_keys(DECODER_KEYS, *BIASES[:2], replace(KQV_CLAMP, gguf="")),
         "num_experts",
         # `intermediate_size` is the width of an expert.
         Key(field="expert_intermediate", kind=SIZE, default=same("intermediate"),

@@ -53,7 +53,7 @@ ROPE_KEYS = (
     Key(field="rope_base", kind=_POSITIVE, default=10000.0, gguf_default=10000.0,
         gguf="{arch}.rope.freq_base", hugging_face=_ROPE + "rope_theta"),
     # Transformers' `modeling_llama.py` rotates whole heads and ignores this key.
-    Key(field="rotated_share", kind=Real(0, 1), default=1.0,
+    Key(field="rotated_share", kind=Real(0, 1), default=lambda _: 1.0,
         hugging_face=_ROPE + "partial_rotary_factor"),
     Key(field="rope_dimensions", kind=SIZE, default=same("head_dim"),
         gguf_default=same("head_dim"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isclose, log
+from math import inf, isclose, log, nextafter
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.configs import shortest
@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields, NamingConvention
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["LEAST", "check_heads", "convert_rope_fields", "find_rotary_size", "scaling"]
+__all__ = [
+    "LEAST",
+    "check_heads",
+    "convert_rope_fields",
+    "find_rotary_size",
+    "find_rotated_share",
+    "scaling",
+]
 
 # Smaller values are not meaningful in float32.
 LEAST = 1e-6
@@ -34,6 +41,17 @@ _USED = {
 def find_rotary_size(fields: Fields) -> int:
     """Return the rotary dimension of a head, computed from the rotated share of its elements."""
     return int(fields["head_dim"] * fields["rotated_share"])
+
+
+def find_rotated_share(fields: Fields) -> float:
+    """Return the rotated share of a head from which `find_rotary_size` gets the same dimension."""
+    share = float(fields["rope_dimensions"] / fields["head_dim"])
+    # The product of a rounded quotient can be a little less than the dimension.
+    return (
+        share
+        if int(fields["head_dim"] * share) == fields["rope_dimensions"]
+        else (nextafter(share, inf))
+    )
 
 
 def check_heads(fields: Fields) -> None:
@@ -147,9 +165,7 @@ def convert_rope_fields(fields: Fields, convention: NamingConvention) -> Fields:
     stretched = scaling(fields)
     rest = {name: value for name, value in fields.items() if not name.startswith("scaling.")}
     if convention == "hugging_face":
-        share = rest["rope_dimensions"] / rest["head_dim"]
-        rest = {name: value for name, value in rest.items() if name != "rotated_share"}
-        rest |= {} if share == 1 else {"rotated_share": share}
+        rest["rotated_share"] = find_rotated_share(rest)
     if stretched is None:
         return rest | {"scaling.kind": None}
     if convention == "gguf":

@@ -226,11 +226,11 @@ class Attention(Divisible):
     ) -> tuple[Value, Value, Value]:
         """Return queries, keys and values of all heads, as their scores are computed."""
         q, k, v = self._projections(x, source)
-        if self.clamp is not None:
-            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         if self.norms_whole:
             q = self._own(self.q_norm(q), self.own_queries)
             k = self._own(self.k_norm(k), self.own_keys)
+        if self.clamp is not None:
+            q, k, v = (ops.clamp(each, -self.clamp, self.clamp) for each in (q, k, v))
         q, k, v = self._heads(q), self._heads(k), self._heads(v, self.value_dim)
         if self.value_scale != 1:
             v = v * self.value_scale
