@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from build import index_of, safetensors_of
 from non_checkpoints import GGUF, LAYERS, POINTER, SAFETENSORS, error_of, fill
-from weightctl import open_weights
+from weightctl import convert, open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +58,33 @@ def test_a_part_that_the_index_does_not_name_is_refused_by_its_own_name_too(tmp_
         assert (
             "1 file is named like parts, but not in the index (`model-00002-of-00002.safetensors`)"
         ) in error_of(path).message
+
+
+def test_tensors_that_no_index_lists_have_a_hint_that_names_check(tmp_path: Path) -> None:
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    fill(tmp_path, {name: safetensors_of({name: ("I8", (1,), b"x")}) for name in names})
+    for weight_map in ({names[0]: names[0]}, {names[0]: names[0], "absent": names[1]}):
+        fill(tmp_path, {"model.safetensors.index.json": index_of(weight_map)})
+        hint = error_of(tmp_path).hint
+        assert (f"`weightctl check {tmp_path} --fix`" in hint) == ("absent" not in weight_map)
+
+
+def test_the_index_decides_which_of_two_tensors_of_a_name_is_read(tmp_path: Path) -> None:
+    base, overlay = "model-00001-of-00001.safetensors", "overlay.safetensors"
+    fill(tmp_path, {
+        base: safetensors_of(dict.fromkeys("abc", ("I8", (1,), b"x"))),
+        overlay: safetensors_of({"b": ("I8", (2,), b"yz")}),
+        "model.safetensors.index.json": index_of({"a": base, "b": overlay, "c": base}),
+    })  # fmt: skip
+    weights = open_weights(tmp_path)
+    found = {name: bytes(node.data().to_numpy()) for name, node in weights.items()}
+    assert found == {"a": b"x", "b": b"yz", "c": b"x"}
+    (note,) = weights.header.notes
+    assert note.startswith(f"`b` of {base} is not used, because the index assigns the name to")
+    convert(tmp_path, tmp_path / "out.safetensors")
+    assert {name: node.shape for name, node in open_weights(tmp_path / "out.safetensors").items()}[
+        "b"
+    ] == (2,)
 
 
 def test_a_part_of_another_version_beside_a_set_is_nobodys_business(tmp_path: Path) -> None:

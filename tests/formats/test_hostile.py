@@ -157,9 +157,6 @@ DIRECTORIES = {
     "index-tensor-missing": Case("1 tensor not in the part that the index names (`b`)"),
     "index-tensor-elsewhere": Case("2 tensors not in the part that the index names (`a`, `b`)"),
     "index-tensor-unlisted": Case("1 tensor in a part but not in the index (`c`)"),
-    "index-same-tensor": Case(
-        "the index and its parts do not match: 1 tensor in several parts (`b`)"
-    ),
     "index-part-gguf": Case("not a safetensors file: it is gguf"),
     "index-all-wrong": Case(
         "the index and its parts do not match:\n"

@@ -16,7 +16,7 @@ from torch_checkpoints import FORMS, assert_same, saved
 
 from each import each
 from lazy import torch
-from weightctl import open_weights
+from weightctl import convert, open_weights
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 
@@ -240,7 +240,23 @@ def test_sparse_tensors_are_their_parts(tmp_path: Path) -> None:
     assert look(weights, "coo") == ("torch.sparse_coo", "")
     assert look(weights, "bsr") == ("torch.sparse_bsr", "")
     assert weights.metadata["csr.size"].content == [2, 2]
-    assert weights.header.notes == ()
+    (note,) = weights.header.notes
+    assert note == (
+        "tensors that are not dense are read as their parts: coo (sparse_coo), csr (sparse_csr), "
+        "csc (sparse_csc), ..."
+    )
+
+
+def test_the_shape_of_a_sparse_tensor_of_a_module_is_kept(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].register_buffer("mask", torch.eye(3).to_sparse())
+    weights = saved(tmp_path / "module.pt", module)
+    assert weights.metadata["0.mask.size"].content == [3, 3]
+    convert(tmp_path / "module.pt", tmp_path / "module.safetensors", names="keep")
+    convert(tmp_path / "module.safetensors", tmp_path / "again.pt", names="keep")
+    made = torch.load(tmp_path / "again.pt", weights_only=True)
+    assert made["0.mask"]["size"] == torch.Size([3, 3])
+    assert set(made) == {"0.weight", "0.bias", "0.mask"}
 
 
 def test_nested_tensors_are_their_parts(tmp_path: Path) -> None:

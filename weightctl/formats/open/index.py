@@ -30,6 +30,7 @@ __all__ = [
     "list_keras_parts",
     "merge_index",
     "read_index",
+    "without_superseded",
 ]
 
 # The list of the parts of a checkpoint of Keras.
@@ -106,6 +107,32 @@ def _no_json(file: Reader, error: Exception) -> tuple[str, str]:
 
     found = identify_file(file)
     return found.message, found.hint
+
+
+def without_superseded(index: Index, headers: Mapping[str, Header]) -> dict[str, Header]:
+    """Return headers without tensors that the index assigns to another part that has them.
+
+    A note in the header of each such part names the tensors.
+    """
+    made = dict(headers)
+    for part, header in headers.items():
+        gone = [
+            name
+            for name in header.tensors
+            if (own := index.weight_map.get(name)) not in {None, part}
+            and own in headers
+            and name in headers[own].tensors
+        ]
+        if gone:
+            note = (
+                f"{few(gone)} of {part} {'is' if len(gone) == 1 else 'are'} not used, because the "
+                "index assigns the name to another part; other programs may use the last part"
+            )
+            made[part] = header._replace(
+                tensors={name: info for name, info in header.tensors.items() if name not in gone},
+                notes=(*header.notes, note),
+            )
+    return made
 
 
 def disagreements(index: Index, headers: Mapping[str, Header]) -> list[str]:

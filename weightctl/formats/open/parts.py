@@ -23,6 +23,7 @@ from weightctl.formats.open.index import (
     list_keras_parts,
     merge_index,
     read_index,
+    without_superseded,
 )
 from weightctl.formats.open.merging import merge_headers
 from weightctl.formats.open.sets import (
@@ -66,6 +67,10 @@ _ASIDE = (
     "again to replace them"
 )
 _PARTIAL = "To convert the parts that exist, use --partial (partial=True in Python)"
+_UNLISTED = (
+    "If the tensors belong to the model, `weightctl check {} --fix` adds them to the index; if "
+    "not, move their file away"
+)
 _VERSIONS = "check that the download is complete and that all parts belong to the same version"
 
 
@@ -218,6 +223,7 @@ def _read(
         if extra:
             are = "1 file is" if len(extra) == 1 else f"{len(extra)} files are"
             problems.append(f"{are} named like parts, but not in the index ({few(extra)})")
+        headers = without_superseded(parts.listed, headers)
         problems += disagreements(parts.listed, headers)
     if problems:
         raise _error(path, parts, problems, failures, missing)
@@ -254,6 +260,8 @@ def _error(
     hint = hints.pop() if are_alike else _VERSIONS
     if len(problems) == 1 and 0 < len(missing) < len(parts.paths):
         hint = f"{_VERSIONS}. {_PARTIAL}"
+    elif parts.listed is not None and all("not in the index" in each for each in problems):
+        hint = f"{_VERSIONS}. {_UNLISTED.format(os.path.dirname(parts.listed.path) or '.')}"
     if any(map(asides_of, missing[:_MOST_REASONS])):
         hint = (
             "the run that was replacing these files was stopped; run the same `weightctl convert` "

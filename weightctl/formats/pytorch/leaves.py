@@ -154,6 +154,7 @@ class Tree:
         self.unknown: dict[str, int] = {}
         self.unread: list[str] = []
         self.renamed: list[str] = []
+        self.divided: list[str] = []
         self._levels: dict[str, str] = {}
         self._data, self._base, self._locate = data, base, locate
         self._big_endian = big_endian
@@ -230,6 +231,10 @@ class Tree:
         if type(record) is PickledCall and record.path not in _TRANSPARENT:
             self.unknown[record.path] = self.unknown.get(record.path, 0) + 1
             self.leaves[name] = Leaf(record.path)
+            if record.path.startswith(("torch.sparse_", "torch.nested")):
+                # The shape of the whole is kept, also of an attribute of a module.
+                is_within = is_a_module = False
+                self.divided.append(f"{name} ({record.path.removeprefix('torch.')})")
         if not is_within:
             self._put_level(name, record, is_empty=not below)
         attributes = record.attributes if type(record) is Pairs else None

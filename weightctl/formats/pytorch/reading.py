@@ -272,6 +272,8 @@ def _notes(tree: Tree) -> Iterator[str]:
         noun = "an object" if count == 1 else f"{count} objects"
         classes = "a class" if len(unknown) == 1 else "classes"
         yield f"{noun} of {classes} that weightctl does not import: {_few([*unknown])}"
+    if tree.divided:
+        yield f"tensors that are not dense are read as their parts: {_few(tree.divided)}"
     if tree.unread:
         yield f"tensors of unsupported types, which are not read: {_few(tree.unread)}"
     if tree.renamed:
