@@ -12,6 +12,7 @@ from each import each, usual
 from faults import IN_DIRECTORY, IN_GGUF, edited, exchange, give_more, in_directory, in_gguf
 from once import once
 from verdicts import explain
+from weightctl import convert
 from weightctl.verify import Request, Subject, verify
 from weightctl.weights.metadata import MetadataValue
 
@@ -326,6 +327,36 @@ def test_what_contradicts_itself_is_found_without_a_reference(
 def test_a_model_with_all_that_real_ones_have_is_sound(model: Path, gguf_file: Path) -> None:
     pairs = [(model, None), (gguf_file, None), (model, gguf_file), (gguf_file, model)]
     assert [report_on(*pair).problems for pair in pairs] == [[], [], [], []]
+
+
+def _reverse_tokens(directory: Path, count: int | None = None) -> None:
+    """Give the tokens of the last merges, or of all, the ids of one another in reverse."""
+    with edited(directory, "tokenizer.json") as content:
+        words, added = (
+            content["model"]["vocab"],
+            {each["content"] for each in content["added_tokens"]},
+        )
+        merges = content["model"]["merges"]
+        texts = ["".join(each) if isinstance(each, list) else each.replace(" ", "", 1)
+                 for each in merges]  # fmt: skip
+        some = [text for text in texts if text not in added][-(count or len(texts)) :]
+        words.update(zip(some, [words[text] for text in reversed(some)], strict=True))
+
+
+def test_tokens_in_another_order_than_their_merges_are_found_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    """The vocabulary of a decoder is numbered as it is merged."""
+    wrong = in_directory(model, tmp_path / "wrong", _reverse_tokens)
+    convert(wrong, tmp_path / "wrong.gguf")
+    for path in (wrong, tmp_path / "wrong.gguf"):
+        (problem,) = report_on(path).problems
+        assert "merged tokens are lower than that of the merge before" in problem.text
+        assert problem.where.endswith(("tokens", "tokenizer.json"))
+    extended = in_directory(model, tmp_path / "few", lambda path: _reverse_tokens(path, 2))
+    report = report_on(extended)
+    assert not report.problems
+    assert any("merged tokens are lower" in note for note in report.notes)
 
 
 def test_a_fault_is_reported_once_where_the_model_runs_too(model: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def without_superseded(index: Index, headers: Mapping[str, Header]) -> dict[str,
         gone = [
             name
             for name in header.tensors
-            if (own := index.weight_map.get(name)) not in {None, part}
+            if (own := index.weight_map.get(name, part)) != part
             and own in headers
             and name in headers[own].tensors
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
@@ -32,6 +33,8 @@ __all__ = ["check_file_type", "find_contradictions"]
 _KEY = "general.file_type"
 # Tools may use another type for some matrices, but convert more than this fraction of the values.
 _MOSTLY = 0.5
+# The share of merged tokens that an extended vocabulary can have out of order.
+_MOST_FALLS = 0.01
 
 
 def check_file_type(found: Findings, header: Header, reference: Header | None) -> None:
@@ -120,7 +123,33 @@ def find_contradictions(
         _check_types(found, description, description.tokenizer)
         _check_end(found, description, description.tokenizer)
     if checkpoint is not None:
+        if description.tokenizer is not None and getattr(checkpoint.config, "causal", False):
+            _check_order(found, description, description.tokenizer)
         _check_context(found, checkpoint)
+
+
+def _check_order(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
+    """Find byte-level BPE whose tokens do not have the order of the merges that make them.
+
+    Trainers number tokens as they merge them, and so do all decoders known to us. A few exceptions
+    are a note, since a vocabulary can be extended. Encoders like RoBERTa order by frequency.
+    """
+    if tokenizer.model != "gpt2":
+        return
+    ids = {text: token for token, text in enumerate(tokenizer.tokens)}
+    merged = dict.fromkeys(merge.replace(" ", "", 1) for merge in tokenizer.merges or ())
+    order = [ids[text] for text in merged if text in ids]
+    falls = [after for before, after in pairwise(order) if after < before]
+    if falls:
+        text = (
+            f"the ids of {len(falls):,} of {len(order):,} merged tokens are lower than that of the "
+            f"merge before (such as token {show_token(tokenizer, falls[0])}): the tokens may be of "
+            "another model, or in another order than the rows of the embedding"
+        )
+        if len(falls) > _MOST_FALLS * len(order):
+            found.add(description.place("tokens"), text)
+        else:
+            found.notes.append(text)
 
 
 def _check_ids_of_gguf(found: Findings, description: Description) -> None:
