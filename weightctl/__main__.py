@@ -10,8 +10,6 @@ from typing import NoReturn
 
 from weightctl.system.elapsed import start_clock
 
-__all__ = ["main"]
-
 
 def main() -> NoReturn:
     """Run the command line as this process; Ctrl-C is answered from the first import on."""

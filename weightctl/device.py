@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 
 from weightctl.errors import ArgumentTypeError
 
-__all__ = ["CPU", "DeviceLike", "DeviceRef", "as_device"]
-
 _KINDS = ("cpu", "gpu")
 
 

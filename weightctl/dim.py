@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, TypeGuard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Dim", "DimLike"]
-
 _NAME = re.compile(r"[^\W\d]\w*")
 # The maximum length of a quotient's text, which is abbreviated beyond it. The text of a quotient
 # that contains another one twice, such as a sum of halves and thirds, doubles with every level.

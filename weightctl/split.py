@@ -12,33 +12,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "Cut",
-    "Grid",
-    "Heads",
-    "Part",
-    "Range",
-    "Sharding",
-    "Whole",
-    "axiswise",
-    "columnwise",
-    "counts_that_work",
-    "expert_parallel",
-    "gate_up",
-    "head_aware_columnwise",
-    "head_ranges",
-    "join_counts",
-    "part_along",
-    "part_shape",
-    "ranks_that_work",
-    "replicate",
-    "rowwise",
-    "segmented",
-    "shares",
-    "stacked_qkv",
-    "unit_ranges",
-]
-
 # The first element along an axis, and the element after the last.
 Range: TypeAlias = "tuple[int, int]"
 

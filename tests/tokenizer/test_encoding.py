@@ -152,9 +152,7 @@ DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 def test_a_text_that_grows_without_limit_ends_with_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = (
-        f"from {apart.__name__} import *; import {apart.__name__} as a; a._SECONDS = 1; main()"
-    )
+    program = f"import {apart.__name__} as a; a._SECONDS = 1; a.main()"
     monkeypatch.setattr(apart, "_PROGRAM", program)
     growing = document({"type": "Sequence", "normalizers": [DOUBLE] * 40})
     with pytest.raises(TokenizerError, match="the tokenizer needs more than 10 s or 2 GiB"):

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.adapters.reading import LowRank
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["ExpertWeight", "find_expert_weights", "is_of_experts"]
-
 _NESTED = ".base_layer"
 _EXPERTS = ".experts"
 # The parameters of a module of experts, and the weights of one expert that each consists of.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-__all__ = ["Captured", "Extraction", "extract_pairs"]
-
 _PREFIX = "base_model.model."
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embeddings)$")
 # The columns that a random projection has beyond the rank, and how often it is refined.

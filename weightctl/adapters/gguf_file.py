@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import TensorNames
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["plan_adapter"]
-
 _MERGE = "merge the adapter into its model with `weightctl merge`, and run the result"
 
 

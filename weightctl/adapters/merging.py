@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["merge_adapters"]
-
 
 def merge_adapters(
     base: Checkpoint, adapters: Sequence[AdapterPath]

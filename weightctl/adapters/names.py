@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["AdapterPart", "parse_name"]
-
 # PEFT: the words before a name, and the words behind it. `default` is the name of an adapter.
 _PREFIX = re.compile(r"^base_model\.model\.")
 _PEFT = re.compile(

@@ -7,8 +7,6 @@ from typing import NamedTuple, TypeAlias
 
 from weightctl.errors import ConversionError
 
-__all__ = ["AdapterLike", "AdapterPath", "parse_adapter"]
-
 
 class AdapterPath(NamedTuple):
     """The path of an adapter, and the weight that its changes are multiplied by."""

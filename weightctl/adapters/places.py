@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Places", "Targets", "find_places", "list_places"]
-
 # kohya's sd-scripts write the name of the model's part first, and `_` for the dots of names.
 _KOHYA = re.compile(r"^lora_(unet|te|te1|te2|te3|transformer)_")
 # Words that diffusers puts before the names of a pipeline's model.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["LoraAdapter", "LowRank", "list_wrong_scales", "load_adapter", "read_adapter"]
-
 _GGUF_EMBEDDING = "token_embd.weight"
 _ALPHA = "adapter.lora.alpha"
 # Initializations of PEFT that change the weights of the model as well.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["PlusLowRank", "Sum"]
-
 # The most values of a weight that are computed at a time.
 _TILE = 1 << 18
 

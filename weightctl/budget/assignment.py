@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["TypeChoice", "choose_types", "find_cheapest", "sum_bytes"]
-
 # The largest number of sizes between the smallest one and the limit that are told apart.
 _CELLS = 1 << 15
 

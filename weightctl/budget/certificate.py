@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["Certificate", "SourceJudge"]
-
 
 class Certificate(NamedTuple):
     """What a quantized model was measured to be, against its source, on a text.

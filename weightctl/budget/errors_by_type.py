@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["measure_errors"]
-
 # The number of values of a tensor that are sampled, in whole rows.
 _SAMPLE = 1 << 18
 

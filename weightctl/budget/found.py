@@ -15,15 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.budget.certificate import Certificate
 
-__all__ = [
-    "ChosenType",
-    "FoundTypes",
-    "describe_certificate",
-    "make_metadata",
-    "make_recipe",
-    "match_name",
-]
-
 _KEY = "weightctl.budget"
 
 

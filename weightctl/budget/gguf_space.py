@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["GgufSpace", "list_candidates"]
-
 
 class GgufSpace:
     """The matrices of a plan for GGUF whose type no rule decides; raises as `list_candidates`."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.written import SchemeChoice
 
-__all__ = ["IN_PLACE", "KEEP", "QuantizationBudget"]
-
 DEFAULT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 # The default types for rows that are not multiples of 256. llama.cpp's substitutes for K-quants do
 # not include IQ4_NL, which has a smaller error than Q4_0 in as many bytes, and Q4_1.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["SchemeSpace"]
-
 # The number of values of a weight that are sampled, in so many groups of rows.
 _SAMPLE, _GROUPS = 1 << 18, 8
 _EXPERTS = ".experts."

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Variant", "measure_divergences"]
-
 # The number of positions that go through a layer together.
 _AT_ONCE = 4096
 

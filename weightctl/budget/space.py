@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
 
-__all__ = ["SearchSpace", "SearchedTensor"]
-
 
 @dataclass(frozen=True)
 class SearchedTensor:

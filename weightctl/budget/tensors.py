@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.verify.run.parts import Running
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["estimate_costs", "group_choices"]
-
 _IN_LAYERS = "layers."
 # The operations that measuring sensitivities may take: one to two minutes on two cores. Reading
 # and decoding the weights of each layer for each of its tensors takes about as long.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Subject
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["make_calibration", "make_held_out", "shorten"]
-
 # The tokens at the start of the built-in text that a model runs on: prose, dialogue, and code.
 _BUILT_IN_TOKENS = 1024
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Subject
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["TypeSearch"]
-
 # The bits per weight of the types that are measured if the budget does not imply them.
 _USUAL_BITS = 4.5
 # The search for a divergence ends when the measured one is at least this fraction of the limit, or

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["EncodedItem", "encode_rows", "view_plan"]
-
 # The number of values that are encoded at a time, in whole rows.
 _RUN = 1 << 20
 

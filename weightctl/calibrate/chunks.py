@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.encoding import TokenEncoder
 
-__all__ = [
-    "BUILT_IN",
-    "LEAST_CONTEXT",
-    "CalibrationText",
-    "cut_chunks",
-    "read_texts",
-    "require_tokenizer",
-]
-
 # The name of the text that is part of weightctl, and its file.
 BUILT_IN = "weightctl-calibration"
 _FILE = "calibration.txt"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import TensorNames
 
-__all__ = ["MeasuredWeight", "SumsCollector", "list_absorbed", "list_measured_weights"]
-
 _OUTPUT = "output.weight"
 # llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention
 # with latent vectors in place of keys and values. The modules sum the squares of these vectors.

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     Advance = Callable[[str, float], object]
 
-__all__ = ["MeasuredImportance", "SeldomExperts", "make_imatrix"]
-
 # The positions that pass through a layer at a time. More of them need more memory, and fewer make
 # the products slower.
 _POSITIONS = 1024

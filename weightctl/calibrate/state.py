@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["RunState", "hold_state"]
-
 _STATE, _NEW = "state.json", "state.json.new"
 
 

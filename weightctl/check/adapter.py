@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_no_base", "find_unmatched_modules", "find_untargeted_modules", "find_wrong_rank"]
-
 _CONFIG = "adapter_config.json"
 _MOST_NAMED = 3
 # Settings with which the shapes of matrices depend on more than the rank.

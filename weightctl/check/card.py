@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_other_base", "find_unnamed_license", "find_wrong_front_matter"]
-
 _README = "README.md"
 _KEYS = (
     "license",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.findings import JsonChange, RuleFinding
 
-__all__ = ["Checked", "check", "list_inputs"]
-
 # A correction can show another fault: with a right index, the tensors can be compared.
 _MOST_PASSES = 4
 

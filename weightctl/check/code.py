@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_harmful_code", "find_other_code"]
-
 _SUFFIXES = (".json", ".jinja", ".yaml", ".yml")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_damaged_documents", "find_missing_quantization", "find_wrong_dtypes"]
-
 # Names of dtypes in config.json, and the encodings of their values.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _KEYS = ("torch_dtype", "dtype")

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["JsonChange", "Level", "Rule", "RuleFinding"]
-
 
 class Level(StrEnum):
     """How serious a finding is: with an error, programs fail or compute something wrong."""

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from weightctl.check.model import CheckedModel
     from weightctl.weights.info import Extent, Header, TensorInfo
 
-__all__ = [
-    "find_absent_parts",
-    "find_extra_entries",
-    "find_missing_entries",
-    "find_repeated_tensors",
-    "find_stale_total",
-    "find_unreadable_index",
-    "find_wrong_parts",
-    "has_unreadable_part",
-    "is_index_at_fault",
-]
-
 
 def is_index_at_fault(model: CheckedModel) -> bool:
     """Whether a rule of this module explains why the checkpoint cannot be opened."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.findings import JsonChange
 
-__all__ = ["change_text"]
-
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 

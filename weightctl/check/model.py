@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Result
     from weightctl.weights.info import Header
 
-__all__ = ["DOCUMENTS", "CheckedModel", "list_added"]
-
 # The JSON files of a model directory that are read here.
 DOCUMENTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",

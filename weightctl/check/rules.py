@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from weightctl.check.findings import Level, Rule
 
-__all__ = ["RULES"]
-
 _HERE = "weightctl.check"
 _ERROR, _WARNING = Level.ERROR, Level.WARNING
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_other_templates", "find_wrong_syntax"]
-
 _FILE, _FILE_JSON, _SETTINGS = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
 _DIRECTORY = "additional_chat_templates"
 _KEY = "chat_template"

@@ -14,15 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = [
-    "find_added_tokens",
-    "find_ids_out_of_range",
-    "find_other_ids",
-    "find_other_texts",
-    "find_repeated_ids",
-    "find_unknown_texts",
-]
-
 _CONFIGS = ("config.json", "generation_config.json")
 _TOKENIZER, _SETTINGS, _MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 _WORDS = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.check.model import CheckedModel
 
-__all__ = ["find_damage", "find_gguf_metadata", "find_misfits", "find_tying", "find_unsound"]
-
 # The causes, as `verify` names them, of a stored output that contradicts the config.
 _TYING = {"output_forgotten": True, "tied": False}
 _TIED = "tie_word_embeddings"

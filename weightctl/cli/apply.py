@@ -27,8 +27,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from weightctl.deltas.applying import RestoredFile
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

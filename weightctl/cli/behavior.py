@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import Divergence, NextToken
     from weightctl.verify.results import Report
 
-__all__ = ["behavior"]
-
 _WORST = 5
 # On terminals with fewer columns, the table of tensors leaves out a column.
 _FOR_ALL = 100

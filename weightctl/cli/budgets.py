@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from weightctl.budget.found import FoundTypes
     from weightctl.write.conversion import Conversion
 
-__all__ = [
-    "BUDGET_OPTIONS",
-    "list_found",
-    "plan_to_budget",
-    "write_recipe",
-]
-
 _LIMITS = {"bpw": "--bpw", "size": "--size", "max_kld": "--max-kld", "fit": "--fit"}
 _FURTHER = {
     "context": "--context",

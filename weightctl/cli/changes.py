@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.cli.compared import Difference, LayerChange, ValueChange
 
-__all__ = ["change_document", "change_rows", "layer_document", "layer_rows", "summarize_changes"]
-
 
 def change_rows(differences: Mapping[str, Difference]) -> Iterator[Sequence[Cell]]:
     """Yield a heading and a row for each tensor whose values differ, in the given order."""

@@ -11,8 +11,6 @@ from weightctl.cli.render import Cell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Bar", "can_draw", "chart", "draw_counts"]
-
 _ROWS = 6
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _PLAIN = "  ..::###"

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.check.checking import Checked
     from weightctl.check.findings import JsonChange, RuleFinding
 
-__all__ = ["app"]
-
 _MOST_NAMED = 3
 _LONGEST_VALUE = 60
 _STYLES = {"error": "red", "warning": "yellow"}

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
     Hashed = Callable[[Contents, Sequence[str]], Mapping[str, str]]
 
-__all__ = [
-    "Comparison",
-    "Difference",
-    "LayerChange",
-    "Side",
-    "ValueChange",
-    "compare",
-    "list_differences",
-]
-
 
 class Side(NamedTuple):
     """How a checkpoint stores a tensor.

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.tree import Checkpoint
 
-__all__ = [
-    "complete_checks",
-    "complete_devices",
-    "complete_formats",
-    "complete_quant_types",
-    "complete_tensor_names",
-    "complete_type_rules",
-    "complete_types",
-    "complete_written_formats",
-]
-
 # If more names than this match, one level of the tree is offered at a time.
 _MOST_NAMES = 60
 # The arguments of commands that are checkpoints to read.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Contents", "MtpContents", "Totals", "kind", "label"]
-
 
 class Totals(NamedTuple):
     """Sums over the entries of a checkpoint.

@@ -58,8 +58,6 @@ from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.executors.worker import DEFAULT_TASK
 
-__all__ = ["app"]
-
 _TYPES = "Types"
 _CONTENT = "Content"
 _FILES = "Files"

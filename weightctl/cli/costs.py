@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.write.save import Saved
 
-__all__ = ["document_network", "document_times", "document_workers", "list_costs", "list_workers"]
-
 _NOTHING = TrafficCounts()
 
 

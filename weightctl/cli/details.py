@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header
 
-__all__ = ["Details", "read_details"]
-
 # The keys that config.json files of different families use for the context length.
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
             "seq_length", "n_ctx")  # fmt: skip

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from weightctl.cli.outline import OutlineLine
 
-__all__ = ["app"]
-
 _CONTENT = {"bytes", "values"}
 
 app = typer.Typer(add_completion=False)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, Leaf
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["document", "value_document"]
-
 # An array with more than _LONG elements is abbreviated to the first _FIRST.
 _LONG = 128
 _FIRST = 8

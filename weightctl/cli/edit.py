@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from weightctl.editing.edit import Edited
 
-__all__ = ["app"]
-
 _MOST_NAMED = 2
 
 app = typer.Typer(add_completion=False)

@@ -31,8 +31,6 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from weightctl.adapters.extraction import Extraction
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

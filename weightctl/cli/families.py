@@ -12,8 +12,6 @@ from weightctl.sharding.vllm_names import VLLM_FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FamilyEntry", "families_document", "list_families", "show_families"]
-
 
 class FamilyEntry(NamedTuple):
     """A model family, and what weightctl can do with its models.

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning import AllowList, FoundCode, Scanned
 
-__all__ = ["ScanFinding", "ScannedFile"]
-
 _ORDER = [*Severity]
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.families.memory.estimate import FittingLayers, MemoryEstimate
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["FitResult", "ListContext", "ListFit", "ListKvType", "find_fit"]
-
 _PANEL = "Memory"
 
 ListFit = Annotated[

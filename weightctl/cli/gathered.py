@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.write.gathering import Gathering
     from weightctl.write.save import Saved
 
-__all__ = ["gather_into"]
-
 
 def gather_into(
     path: str,

@@ -15,8 +15,6 @@ from weightctl.text.columns import width, wrap_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HelpCommand", "argument_name", "format_help"]
-
 # The help of an option with a longer name begins on the next line.
 _NAME_COLUMNS = 26
 _LEAST_TEXT = 20

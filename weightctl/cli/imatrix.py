@@ -29,8 +29,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from weightctl.calibrate import MeasuredImportance
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

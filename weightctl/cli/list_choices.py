@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.cli.options import Sort
 
-__all__ = ["ListChoices"]
-
 
 class ListChoices(NamedTuple):
     """The options of a run; `meta` is empty if --meta has no key, and None without --meta."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.cli.contents import Contents
     from weightctl.weights.info import Header
 
-__all__ = ["LONG", "alignment", "equals", "hash_tensors", "rows", "sort_names"]
-
 # Work on fewer bytes is so fast that it has no progress bar.
 LONG = 100_000_000
 

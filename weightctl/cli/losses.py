@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.write.save import Saved
 
-__all__ = ["list_losses", "nonfinite_notes", "overflow_notes"]
-
 # The number of tensors that are listed; the others are summarized in one line.
 _WORST = 5
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from weightctl.storage.traffic import TrafficCounts
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BINS", "MeasuredRow", "list_tensors", "measure"]
-
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 # The number of ranges of a histogram.
 BINS = 24

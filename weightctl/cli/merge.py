@@ -32,8 +32,6 @@ from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
 from weightctl.write.executors.worker import DEFAULT_TASK
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

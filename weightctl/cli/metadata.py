@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["find", "show_metadata", "show_value"]
-
 # The columns that a value takes if stdout is not a terminal, and the fewest columns on a terminal.
 _ROOM = 120
 _LEAST = 24

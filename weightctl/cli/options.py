@@ -22,36 +22,6 @@ from weightctl.translate.optional_parts import OptionalPart
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Anonymous",
-    "Base",
-    "DryRun",
-    "Exclude",
-    "Force",
-    "From",
-    "HeaderRoom",
-    "Include",
-    "Json",
-    "Memory",
-    "MetaCommand",
-    "On",
-    "Path",
-    "Paths",
-    "Private",
-    "PullRequest",
-    "Quiet",
-    "Sort",
-    "TaskSize",
-    "Threads",
-    "To",
-    "Without",
-    "examples",
-    "exit_codes",
-    "locate",
-    "locate_local",
-    "section",
-]
-
 _FORMATS = f"{', '.join([*ALL_FORMATS][:-1])} or {[*ALL_FORMATS][-1]}"
 _WRITTEN = f"{', '.join([*WRITTEN_FORMATS][:-1])} or {[*WRITTEN_FORMATS][-1]}"
 

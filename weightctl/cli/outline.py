@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.nodes import TreeNode
 
-__all__ = ["OutlineLine", "format_tensor_count", "join_ranges", "outline"]
-
 Entry = TypeVar("Entry")
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.matching import Entry
     from weightctl.weights.nodes import TreeNode
 
-__all__ = ["FoldedValues", "list_shown", "summary", "tree_rows"]
-
 # The label of a tensor or value without a name, which is the only content of its file.
 _UNNAMED = "(unnamed)"
 _LOOK = 28

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, float], object] | None
 
-__all__ = ["PairedTensors", "compare_bytes", "compare_values"]
-
 # The significand bits of float32. Values with more bits are also compared by their bytes.
 _BITS = 24
 

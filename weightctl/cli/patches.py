@@ -13,8 +13,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from weightctl.deltas.creating import WrittenPatch
 
-__all__ = ["patch_document", "save_patch", "summarize_patch"]
-
 # The bytes of B, by the way in which the patch restores them.
 _MEANINGS = {
     "same": "unchanged",

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.write.conversion import Conversion
     from weightctl.write.shard import ShardedOutput
 
-__all__ = ["make_grid", "plan_conversion", "plan_shards", "require_out"]
-
 # The largest number of ranks; each rank has at least one file.
 _MOST = 65_536
 

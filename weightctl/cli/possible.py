@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.sharding.possible import Possible
 
-__all__ = ["COUNTS", "show_possible"]
-
 # The numbers of ranks to try: those of one machine, and of several machines together.
 COUNTS = (*range(1, 17), 32, 64)
 

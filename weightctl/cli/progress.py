@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.write.executors.counts import WorkerCounts
 
-__all__ = ["describe_workers", "erase_phase", "phase_line", "progress_bar", "stages_bar"]
-
 # Commands that take fewer seconds than this do not show a phase.
 _DELAY = 0.5
 _BETWEEN = 0.1

@@ -15,25 +15,6 @@ from weightctl.text.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "Cell",
-    "columns",
-    "complain",
-    "format_lines",
-    "in_columns",
-    "is_terminal",
-    "make_shape_cells",
-    "note",
-    "shape_text",
-    "shorten_name",
-    "shorten_text",
-    "show_lines",
-    "show_table",
-    "show_text",
-    "warn",
-    "without_middle",
-]
-
 _GAP = "  "
 _LEAST = 24
 _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}

@@ -45,21 +45,6 @@ if TYPE_CHECKING:
     from weightctl.write.save import Saved
     from weightctl.write.targets import Target
 
-__all__ = [
-    "check_report",
-    "describe_other_files",
-    "document",
-    "document_outputs",
-    "note_when_stopped",
-    "plan_kind",
-    "plan_row",
-    "planned_resumption",
-    "resumption",
-    "summary",
-    "write_content",
-    "write_report",
-]
-
 _LONGEST = 80
 _SOUGHT = ("config.json", "tokenizer.json")
 

@@ -9,8 +9,6 @@ from weightctl.device import CPU, DeviceRef
 from weightctl.errors import ConversionError, EngineError
 from weightctl.storage.files import read_start
 
-__all__ = ["device_named", "layers_named", "parse_tokens", "text_of"]
-
 # A model runs on a few thousand tokens, so only this number of bytes of a text file is read.
 _TEXT_BYTES = 1 << 20
 _STDIN = "-"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.check.findings import RuleFinding
     from weightctl.cli.findings import ScanFinding
 
-__all__ = ["check_sarif", "make_sarif", "write_rule_sarif", "write_sarif"]
-
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 # The SARIF rules of findings: whether it is code outside of pickles, and the severity; then the
 # rule's name, level and description.

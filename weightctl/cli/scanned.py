@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from weightctl.cli.findings import ScanFinding
 
-__all__ = ["ScanChoices", "scan_paths"]
-
 # A file name may state any number of parts, so larger numbers are ignored.
 _MOST_PARTS = 1000
 _LEAST_ROOM = 24

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["app"]
-
 _CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.save import Saved
 
-__all__ = ["document", "share_rows", "summary"]
-
 # The kinds of sharding, and the words for a count of tensors of each kind.
 _KINDS = {"cut": "split", "replicate": "replicated", "whole": "on one rank"}
 

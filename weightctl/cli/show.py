@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["app"]
-
 # The columns of a line if stdout is not a terminal.
 _WIDTH = 100
 # Arrays with more values are abbreviated.

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.split import Grid, Sharding
     from weightctl.weights.info import Header
 
-__all__ = ["brief", "grid_text", "join_ranks", "rank_shapes", "split_cells", "strategy_name"]
-
 _FEW = 2
 
 # The shape of each rank's shard, None for a rank that does not have the tensor.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from weightctl.cli.measured import MeasuredRow
     from weightctl.values import Statistics
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.cli.measured import MeasuredRow
 
-__all__ = ["render_page"]
-
 _Place = tuple[str, int | None]
 
 # Names with more characters are shortened in the middle.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.write.journal import Purpose
     from weightctl.write.outcome import Outcome
 
-__all__ = ["TaskList", "document", "list_rows", "summarize"]
-
 
 class TaskList(NamedTuple):
     """The tasks of a planned output, in batches, and the fingerprints of the plan and its input."""

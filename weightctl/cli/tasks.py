@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.write.gathering import Gathering
     from weightctl.write.shard import ShardedOutput
 
-__all__ = ["app"]
-
 _AXES = ("tensor", "experts", "stages")
 _OF_SHARDS = (*_AXES, "rules", "layout", "gather")
 # Options without an effect on tasks. They are accepted, so that it is enough to replace the name of

@@ -15,25 +15,6 @@ from weightctl.cli.options import locate, locate_local, section
 from weightctl.plan.type_names import list_recipes, plain_types, single_types
 from weightctl.schemes import WRITTEN
 
-__all__ = [
-    "Bpw",
-    "CalibrationFile",
-    "Context",
-    "Dtype",
-    "Fit",
-    "Imatrix",
-    "KvType",
-    "MaxKld",
-    "Quant",
-    "RecipeOut",
-    "SameType",
-    "Size",
-    "TensorTypes",
-    "TextFile",
-    "Types",
-    "describe_types",
-]
-
 _TYPES = "Types"
 
 Dtype = Annotated[

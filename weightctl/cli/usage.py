@@ -8,8 +8,6 @@ from typing import Any
 from weightctl.cli.help import argument_name
 from weightctl.errors import WeightctlError
 
-__all__ = ["explain_call_error", "unknown_command_error"]
-
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
 
 # Messages of Typer about values, and what they say here.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.verify.results import Problem, Report, Result
 
-__all__ = ["brief", "verdict"]
-
 Lines = list[list[Cell]]
 
 # If many tensors have the same problem, at most this number of them are named.

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from weightctl.verify.results import Report
 
-__all__ = ["app"]
-
 _CHOICE = "Checks to run"
 _RUN = "Running the model"
 _LIMITS = "Limits"

@@ -11,8 +11,6 @@ from weightctl.text.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["hung"]
-
 _LEAST = 20
 
 

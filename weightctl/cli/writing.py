@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
-__all__ = ["write_output"]
-
 
 def write_output(
     path: str, conversion: Conversion, found: FoundTypes | None, given: Mapping[str, Any]

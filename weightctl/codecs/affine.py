@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q4_1", "Q5_1"]
-
 
 def _fit(x: F32, weights: F32 | None, most: int) -> tuple[U8, dict[str, F32]]:
     """Return levels, the scales and the mins; levels are 0..`most`, and level 0 is the min."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["F32", "U8", "BlockCodec", "Codec", "tiles"]
-
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 

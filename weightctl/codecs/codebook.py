@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["IQ4_NL", "IQ4_XS"]
-
 # ggml's `kvalues_iq4nl`.
 _LEVELS = np.array(
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.kernels import Kernel, Transcoder
 
-__all__ = ["CompiledCodec", "transcode_in_one_pass"]
-
 
 class CompiledCodec:
     """A codec's definition, and the kernel that replaces as much of it as possible."""

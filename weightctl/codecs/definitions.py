@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import Codec
     from weightctl.dtype import Encoding
 
-__all__ = ["can_decode", "can_encode", "definition"]
-
 
 def definition(encoding: Encoding) -> Codec:
     """Return the NumPy codec that defines the bytes of an encoding.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["E2M1_VALUES", "MXFP4", "NVFP4", "half_powers", "half_scales"]
-
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 # ggml's `kvalues_mxfp4`, as integers: a code of -0 gives 0, not -0.
 E2M1_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)

@@ -14,8 +14,6 @@ from weightctl.dtype import DType
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
 
-__all__ = ["holds_all", "is_exact"]
-
 
 class _Range(NamedTuple):
     """The range of a type: significand bits, smallest positive value and largest value."""

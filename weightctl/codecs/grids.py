@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["CodeGrid", "find_nearest", "load_grid", "pack_codes"]
-
 _LARGEST = np.finfo(np.float32).max
 # Points that are listed, and near points that are compared, at a time.
 _LISTED = 512

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["Loss", "measure_loss", "sum_squares_and_error"]
-
 
 @dataclass(frozen=True, slots=True)
 class Loss:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["LAYOUTS", "narrow", "widen"]
-
 
 class FloatLayout(NamedTuple):
     """A float type: stored significand bits, smallest exponent and largest value."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["NibbleCodec", "pack_pairs", "unpack_pairs"]
-
 _TILE = 2048  # blocks
 _LOW = np.uint64(0x0F0F0F0F0F0F0F0F)
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q3_K"]
-
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
     """Store the scales, and return the levels, as ggml's `quantize_q3_K` does."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q6_K"]
-
 
 def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
     """Store the scales, and return the levels, as ggml's `quantize_q6_K` does."""

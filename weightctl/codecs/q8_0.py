@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["Q8_0"]
-
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.codecs.scalar import Numbers
 
-__all__ = ["recast"]
-
 # Values per tile: few enough that the work arrays stay in cache, and enough that the interpreter,
 # which only one thread uses at a time, takes a small part of the time.
 _TILE = 1 << 17

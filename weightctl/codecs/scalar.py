@@ -15,18 +15,6 @@ from weightctl.errors import EncodingError
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
-__all__ = [
-    "HAS_INFINITY",
-    "Numbers",
-    "ScalarCodec",
-    "convert",
-    "numpy_dtype",
-    "overflow",
-    "pack",
-    "truncate",
-    "unpack",
-]
-
 Numbers = NDArray[Any]
 
 _ML_DTYPES = {

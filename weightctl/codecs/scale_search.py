@@ -18,17 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = [
-    "NEGLIGIBLE",
-    "clamp_levels",
-    "first_peak",
-    "fit_scale",
-    "fit_scale_and_min",
-    "fit_unsigned_scale",
-    "nearest_int",
-    "sum_of_squares",
-]
-
 # In a float32 between 2**23 and 2**24 the last bit of the mantissa is worth 1. Adding this value
 # therefore rounds to an integer (half to even) and leaves that integer, plus _HALF, in the
 # mantissa.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q4_K", "Q5_K"]
-
 
 class _LevelRange(NamedTuple):
     """Levels 0..`most`, and the parameters of the search without importance."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"]
-
 # Values at a time.
 _AREA = 1 << 15
 _ONE = np.float32(1)

@@ -16,16 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = [
-    "AREA",
-    "arrange_lanes",
-    "build_codec",
-    "choose_levels_again",
-    "pack_two_bits",
-    "unpack_two_bits",
-    "weight_by_importance",
-]
-
 # Values at a time: about ten arrays of 512 KiB are in use.
 AREA = 1 << 17
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q4_0", "Q5_0"]
-
 
 def _fit(x: F32, weights: F32 | None, half: int) -> tuple[U8, dict[str, F32]]:
     """Return levels and the scales; levels are 0..2 * `half` - 1, and level `half` is zero."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = ["Q1_0", "Q2_0", "TQ1_0", "TQ2_0"]
-
 
 def _round(x: F32) -> tuple[F32, U8]:
     """Return scales (r, b) and levels (r, b, 256) of values (r, b, 256); level 1 is zero."""

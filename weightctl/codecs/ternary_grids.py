@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["IQ1_M", "IQ1_S"]
-
 _AREA = 1 << 15
 _Value = TypeVar("_Value", np.int32, np.float32)
 _GRID = "IQ1_S"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8, Codec
     from weightctl.dtype import Encoding
 
-__all__ = ["decode_rows", "transcode_arrays"]
-
 # The scale of a block can overflow float16 only if a value exceeds this. Such values are usually at
 # least 65504, but a fit of scale and minimum may reach further than the values, and much further if
 # some of them have hardly any importance.

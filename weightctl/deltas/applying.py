@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.deltas.patch_file import Patch, PatchChunk, SourceRecord
     from weightctl.storage.base import Bytes, Reader
 
-__all__ = ["RestoredFile", "apply_patch", "count_restored_bytes"]
-
 # Chunks for each thread that are in memory at the same time.
 _AHEAD = 3
 _HINT = "use the checkpoint A of the command `weightctl diff A B --patch`"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Words = NDArray[np.unsignedinteger[Any]]
 
-__all__ = ["WORDS", "Method", "PatchBlock", "decode_block", "encode_chunk"]
-
 # The sizes of words in bytes.
 WORDS = (1, 2, 4, 8)
 # On differences of weights, higher levels are slower and not smaller (tests/bench/deltas.py).

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.deltas.files import ByteSpan, CheckpointFiles
     from weightctl.storage.base import Reader
 
-__all__ = ["WrittenPatch", "count_patched_bytes", "write_patch"]
-
 # Chunks for each thread that are in memory at the same time.
 _AHEAD = 3
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.source import Source
 
-__all__ = ["ByteSpan", "CheckpointFiles", "open_checkpoint_files", "open_plain_files"]
-
 # Directories of programs that manage downloads and versions; they are not part of a checkpoint.
 _FOREIGN = {".cache", ".git"}
 _MOST_FILES = 100_000

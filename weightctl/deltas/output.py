@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.storage.local import FileWriter
     from weightctl.write.partial import Partial
 
-__all__ = ["hold_files"]
-
 # The format only selects which files of an older checkpoint are replaced.
 _FORMAT, _FILE = "safetensors", "model.safetensors"
 

@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = [
-    "CHUNK",
-    "HEADER",
-    "FileRecord",
-    "Patch",
-    "PatchChunk",
-    "RangeRecord",
-    "SourceRecord",
-    "make_ends",
-    "read_patch",
-]
-
 CHUNK = 4 << 20
 HEADER = 64
 _MAGIC, _VERSION = b"WCTLDIFF", 1

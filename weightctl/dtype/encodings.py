@@ -13,15 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.dim import Dim
 
-__all__ = [
-    "ENCODINGS",
-    "ENCODING_OF_DTYPE",
-    "BlockScale",
-    "Encoding",
-    "encoding_by_id",
-    "unknown_encoding",
-]
-
 _Size = TypeVar("_Size", int, "Dim")
 _NO_IDS: Mapping[str, int | str] = {}
 _CODECS = "weightctl.codecs."

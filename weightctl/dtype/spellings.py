@@ -8,8 +8,6 @@ from weightctl.dtype.encodings import ENCODINGS, Encoding
 from weightctl.dtype.types import DType
 from weightctl.errors import EncodingError
 
-__all__ = ["find_spelling", "hint_for", "parse_encoding"]
-
 # The meaning in NumPy: it counts bytes, but safetensors counts bits, and torch's `float` is
 # float32.
 _AMBIGUOUS = {"f4": "float32", "i8": "int64", "u8": "uint64", "float": "float64"}

@@ -10,8 +10,6 @@ from weightctl.errors import ArgumentTypeError, EncodingError
 if TYPE_CHECKING:
     from weightctl.dtype.encodings import Encoding
 
-__all__ = ["DType", "DTypeLike", "QuantizationEncoding", "as_dtype", "as_quantization"]
-
 
 class _LibraryDType(Protocol):
     """A dtype of NumPy or torch."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["ChangedModel", "Changes", "apply_changes"]
-
 # New values of these keys are text, even if they look like numbers: `general.version` is "1.0".
 _TEXTS = "general."
 _MOST_NAMED = 3

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.editing.planning import FileEdit, Moved
 
-__all__ = ["NewFile"]
-
 _CHUNK = 8 << 20
 
 

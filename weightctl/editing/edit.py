@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.editing.planning import EditPlan, FileEdit
     from weightctl.plan.rename import RenamingsLike
 
-__all__ = ["Edited", "EditedPart", "Way", "edit", "finish_edit"]
-
 
 class Way(Enum):
     """How a file is edited."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["BLOCK", "data_start", "layout_at", "layout_for_sharing", "move_resized"]
-
 # The block size of file systems whose files can share blocks.
 BLOCK = 4096
 # What an empty value of `ROOM_KEY` takes in a GGUF file.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from weightctl.editing.planning import EditPlan, FileEdit
 
-__all__ = ["write_files"]
-
 _SIZE = len(MARKER)
 # The blocks in which headers are compared.
 _STEP = 512

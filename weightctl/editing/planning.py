@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["EditPlan", "FileEdit", "Moved", "plan_edit"]
-
 _FORMATS = ("gguf", "safetensors")
 # Files that are named by the hash of their content, in the caches of the Hub and of Ollama.
 _HASH = re.compile(r"(sha256[-:])?([0-9a-f]{40}|[0-9a-f]{64})")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.editing.planning import EditPlan
 
-__all__ = ["refuse_store", "upload_files"]
-
 
 def refuse_store(url: str) -> None:
     """Raise `OutputError` if the files at a URL cannot be edited."""

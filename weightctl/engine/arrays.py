@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = [
-    "DeviceBuffer",
-    "buffer_of",
-    "bytes_of",
-    "describe_tensor",
-    "make_result_buffer",
-    "tensor_of",
-]
-
 _SMALL = 1 << 20
 
 

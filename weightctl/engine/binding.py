@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["bind"]
-
 # The number of missing names for which similar names are suggested, and the number of names that
 # are compared: the comparison is slow.
 _MOST_HINTS, _MOST_NAMES = 8, 1000

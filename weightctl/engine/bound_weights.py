@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.engine.forms import WeightForm
     from weightctl.engine.stored import StoredWeight
 
-__all__ = ["BoundWeights"]
-
 
 class _RunState(local):
     """What belongs to the run of one thread, because several threads can run a graph."""

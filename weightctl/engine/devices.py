@@ -11,8 +11,6 @@ from typing import Any, cast
 from weightctl.device import CPU, DeviceRef, as_device
 from weightctl.errors import ArgumentTypeError, EngineError
 
-__all__ = ["devices_of", "exact_products", "preload_torch", "require_devices", "require_placed"]
-
 _ON_THE_CPU = "InferenceSession() runs on the CPU"
 
 

@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "NAMES",
-    "BindingProblem",
-    "ShardedWhole",
-    "WeightForm",
-    "interpret_info",
-    "is_kept_as_stored",
-    "make_tensor",
-    "mismatch",
-    "place_of_stored",
-]
-
-
 NAMES = (
     "names and shapes must match the stored tensors; `weightctl ls --flat` lists them for a file"
 )

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     F32 = NDArray[np.float32]
     Ids = NDArray[np.int64]
 
-__all__ = ["Generation", "generate"]
-
 _BATCH, _SEQ, _PAST = "batch", "seq", "past"
 
 

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = [
-    "Size",
-    "has_names",
-    "name_of",
-    "prepare_inputs",
-    "resolve_attributes",
-    "simplify_shape",
-    "size_of",
-    "sizes_of",
-]
-
 # Integers with more bits are not printed: Python refuses to format very long ones.
 _LONG = 128
 _ROUNDED = "use `float(number)`, which rounds, unless the number is too large"

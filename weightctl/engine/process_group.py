@@ -18,8 +18,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Process", "processes"]
-
 _BY_TORCHRUN = (
     "start the program with `torchrun --nproc-per-node 2 PROGRAM`, which sets RANK and the related "
     "variables"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.engine.stored import StoredWeight
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["EncodedMatrix", "SquaresObserver", "is_encoded_matrix"]
-
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the
 # product has read them; memory for the whole matrix would have to be allocated for each product.
 _TILE = 2**21

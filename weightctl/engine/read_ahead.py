@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.engine.stored import StoredWeight
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Arrival", "WeightsAhead", "reads_ahead"]
-
 
 def reads_ahead(device: DeviceRef) -> bool:
     """Whether weights for a device are read on a thread before they are used."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     # Takes the name of a weight that is a right operand of a product, and the left operand.
     ProductObserver = Callable[[str, Tensor], None]
 
-__all__ = ["ProductObserver", "run"]
-
 
 def run(
     plan: Schedule,

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape
 
-__all__ = ["GraphRun", "Operation", "Place", "Schedule", "schedule"]
-
 # Where an operand is: in a slot, or in the registry as a weight, which is loaded on use.
 Place: TypeAlias = "int | WeightForm"
 

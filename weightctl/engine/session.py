@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.protocol import Weights
 
-__all__ = ["InferenceSession", "LoadedGraph"]
-
 
 class InferenceSession:
     """Runs graphs with torch on the given devices, by default on the CPU.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.source import Source
 
-__all__ = ["InFiles", "InMemory", "StoredWeight", "slice_weight", "to_stored_weight"]
-
 # Reading ahead is not requested for a part in more byte ranges than this.
 _PIECES = 8
 

@@ -37,8 +37,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _PERIOD = 4
 _NORMALIZED = "transformers divides the shares of experts by their sum in any case"
 _CALLED = {

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _BASE = 12000000.0
 # transformers' defaults if config.json does not have RoPE keys.
 _ROPE = {

@@ -12,8 +12,6 @@ from weightctl.families.family import ModelType
 from weightctl.families.lines import adapt
 from weightctl.families.llama import FAMILY as LLAMA
 
-__all__ = ["FAMILY"]
-
 FAMILY = replace(
     LLAMA,
     name="arcee",

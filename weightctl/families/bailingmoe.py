@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _FIRST = "model.layers.{}.attention."
 _REFUSED = {
     "norm_head": "normalizing the weights of the output matrix is not supported",

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _LAYER = "model.layers.{}."
 _GGUF = "granitehybrid"
 

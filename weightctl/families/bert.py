@@ -26,8 +26,6 @@ from weightctl.families.kinds import ACTIVATION, EPSILON, SIZE, Exactly
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 
-__all__ = ["FAMILY", "NAMES"]
-
 _DECODERS = "BERT decoders are not supported"
 
 _KEYS = with_keys(

@@ -19,8 +19,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _ONLINE = "weights that are quantized when they are loaded are not supported"
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["find_blinkdl", "restate_blinkdl"]
-
 _EMBEDDING, _HEAD = "emb.weight", "head.weight"
 # A tensor of the first layer that only this version has.
 _MARKS = {"rwkv6": "blocks.0.att.time_maa_w1", "rwkv7": "blocks.0.att.x_r"}

@@ -23,8 +23,6 @@ from weightctl.families.kinds import SIZE, Exactly
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 
-__all__ = ["FAMILY"]
-
 _RESIDUAL = "residual connections after norms are not supported"
 
 _KEYS = with_keys(

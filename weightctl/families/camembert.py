@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _TOKENS, _FIRST = "tokenizer.ggml.tokens", "<s>NOTUSED"
 
 

@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = [
-    "INT32",
-    "MINUS_EXP",
-    "PLUS_ONE",
-    "TRANSPOSED",
-    "Change",
-    "LeadingRows",
-    "PlusOffset",
-    "RopeRows",
-    "Rows",
-    "ScaledQueries",
-    "Squeezed",
-    "TurnedHeads",
-]
-
 
 class Change(Protocol):
     """How to convert a tensor between the naming conventions; `config` is that of the model."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["RecognizedModel", "fold_problems", "has_fitting_numbers"]
-
 # A file may cause any number of problems; a message lists only this many.
 _MOST_NAMED = 20
 

@@ -28,8 +28,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAYERS_WITH_NORMS = 64
 _IF_NORMED = {"when": ("qk_norm",)}
 

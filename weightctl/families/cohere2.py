@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _PERIOD = 4
 
 

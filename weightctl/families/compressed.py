@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent
     from weightctl.families.keys import NamingConvention
 
-__all__ = [
-    "HEAVY",
-    "LAYER_LINES",
-    "OTHER_FORMS",
-    "OUTPUT_LINES",
-    "OVERLAPPING",
-    "CompressedConfig",
-]
-
 # How many tokens become one compressed key: in layers whose keys also contain the tokens before,
 # and that select keys, and in layers that see all of them.
 OVERLAPPING, HEAVY = 4, 128

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header
 
-__all__ = ["read_config"]
-
 # The longest known ones list a few hundred thousand labels.
 _MAX_SIZE = 20_000_000
 _HINT = (

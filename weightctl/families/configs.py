@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["MODEL_TYPE", "Read", "from_gguf", "from_hugging_face", "is_same_float32", "shortest"]
-
 MODEL_TYPE = "model_type"
 
 # The limit of a list with a value for each layer.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config
     from weightctl.weights.derived import ReadableTensor, Step
 
-__all__ = ["Form", "convert_form", "module_form"]
-
 # A naming convention, or `module` for a form that neither of them has.
 Form: TypeAlias = NamingConvention | Literal["module"]
 

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["DecoderConfig", "LayerFlag", "check_layers"]
-
 # The fields with a value for each layer, and how messages call them.
 _LISTED = {
     "windowed_layers": "attention types",

@@ -29,24 +29,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "BIASES",
-    "DECODER_KEYS",
-    "GRANITE_SCALES",
-    "KQV_CLAMP",
-    "LAYER_NORM",
-    "MULTIPLIERS",
-    "NO_EXPERTS",
-    "PARTIAL_ROPE",
-    "PLAIN_HEADS",
-    "SIZES",
-    "SLIDING_WINDOW",
-    "activation",
-    "check_decoder",
-    "rename_keys",
-    "with_keys",
-]
-
 SIZES = (
     Key(field="vocabulary", kind=SIZE, default=32000, gguf="{arch}.vocab_size",
         hugging_face="vocab_size", seen=RowCount("token_embd.weight")),

@@ -39,15 +39,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = [
-    "FAMILY",
-    "GATING",
-    "NO_BIASES",
-    "NO_MLP_BIASES",
-    "SIGMOID",
-    "SOFTMAX_GATING",
-]
-
 # llama.cpp's number for routers that compute the sigmoid of each score.
 SIGMOID = 2
 GATING = "deepseek2.expert_gating_func"

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY", "ONLY_NEIGHBORS"]
-
 ONLY_NEIGHBORS = Key(
     field="interleaved",
     kind=Exactly(True, "only interleaved RoPE is supported in this family"),

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "INDEXED_DECODER", "INDEXER_KEYS", "check_indexer", "standard"]
-
 _DENSE, _SPARSE = "dense", "sparse"
 _EVERY = "other kinds of attention are not supported in this family"
 

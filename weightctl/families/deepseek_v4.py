@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _RATIOS = {
     "sliding_attention": 0,
     "compressed_sparse_attention": OVERLAPPING,

@@ -35,20 +35,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "BLOCKS",
-    "DELTA_DEFAULTS",
-    "DELTA_KEYS",
-    "DELTA_MTP",
-    "DELTA_MTP_LINES",
-    "GATED_QUERIES",
-    "SHARED_EXPERT_LINES",
-    "check_delta",
-    "delta_lines",
-    "find_unlike_delta",
-    "standard_delta",
-]
-
 _LINEAR, _INTERVAL = "linear_attention", 4
 _TYPES, _EVERY = "layer_types", "full_attention_interval"
 _ATTENTION = "layers.{}.attention."

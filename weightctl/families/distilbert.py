@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _COUNT = "tokenizer.ggml.token_type_count"
 _EPSILON = 1e-12
 

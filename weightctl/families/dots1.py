@@ -20,8 +20,6 @@ from weightctl.families.layers import no_windows
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="dots1",
     model_types={

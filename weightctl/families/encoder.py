@@ -7,8 +7,6 @@ from typing import Literal
 
 from weightctl.families.decoder import DecoderConfig
 
-__all__ = ["EncoderConfig", "EncoderDecoderConfig"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(DecoderConfig):

@@ -12,8 +12,6 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.lines import DECODER
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="ernie4_5",
     model_types={

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAST = "moe_layer_end_index"
 _USUAL_LAYERS = 28
 _MTP_LINES = (

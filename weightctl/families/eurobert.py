@@ -12,8 +12,6 @@ from weightctl.families.kinds import Exactly
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="eurobert",
     model_types={

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "standard_windows"]
-
 _PERIOD, _WINDOW, _LAYERS_OF_32B = 4, 4096, 64
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _TYPES, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
 # All layers for MTP share these tensors, but in GGUF each has its own, so only one is supported.
 _MTP_LINES = (

@@ -23,25 +23,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "EXPERT_WIDTH",
-    "GROUP_KEYS",
-    "LEADING_DENSE_KEYS",
-    "ROUTED_KEYS",
-    "ROUTED_LINES",
-    "ROUTER_GATING",
-    "SHARED_COUNT_KEYS",
-    "SHARED_LINES",
-    "SHARED_WIDTH",
-    "STATED_SHARED_WIDTH",
-    "checking_experts",
-    "expert_forms",
-    "expert_keys",
-    "expert_lines",
-    "find_shared_heads",
-    "stacked_gate_up",
-]
-
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _PARTS = ("gate", "up", "down")
 # The config field with the layers that have experts, if other layers have an MLP.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import NamingConvention
 
-__all__ = ["ExtraAxes"]
-
 
 @dataclass(frozen=True, slots=True)
 class ExtraAxes:

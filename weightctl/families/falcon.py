@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _NEW, _NORMS = "new_decoder_architecture", "num_ln_in_parallel_attn"
 
 

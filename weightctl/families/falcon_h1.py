@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAYER = "model.layers.{}."
 _UNBIASED = "llama.cpp's converter does not multiply biases by the factors of the model"
 _NORM_AFTER_GATE = "llama.cpp multiplies by the gates before the norm"

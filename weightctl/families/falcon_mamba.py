@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _NORMS = "mamba.ssm.dt_b_c_rms"
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.families.mtp import MtpForm
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Extent", "Family", "ModelType", "Name", "TensorNames", "WeightAxes", "at_layer"]
-
 _NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 # The config field that states that the output is the embedding, without a weight of its own.

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import NamingConvention
 
-__all__ = ["Fusion", "qkv_form"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:

@@ -14,8 +14,6 @@ from weightctl.families.kinds import ACTIVATION, FLAG
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 _NORM = {"change": PLUS_ONE}
 
 FAMILY = Family(

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAYERS_OF_27B, _PERIOD, _WINDOW = 62, 6, 4096
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0
 _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.streams import StreamsConfig
 
-__all__ = ["FAMILY"]
-
 _PERIOD, _WINDOW, _SOFTCAP, _OWN_LAYERS = 5, 512, 30.0, 20
 _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields, NamingConvention
 
-__all__ = ["FAMILY"]
-
 _PERIOD, _WINDOW = 6, 512
 _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"
 _BASE, _LOCAL_BASE = 1_000_000.0, 10_000.0

@@ -11,8 +11,6 @@ from weightctl.families.family import ModelType
 from weightctl.families.glm4 import FAMILY as GLM4
 from weightctl.families.lines import adapt
 
-__all__ = ["FAMILY"]
-
 FAMILY = replace(
     GLM4,
     name="glm",

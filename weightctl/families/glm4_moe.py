@@ -33,8 +33,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _HEAD = 128
 _IF_NORMED = {"when": ("qk_norm",)}
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _FULL, _SHARED = "full", "shared"
 _WORDS = {"F": _FULL, "S": _SHARED}
 # Without a key, llama.cpp takes models with at least this context for GLM-5.2.

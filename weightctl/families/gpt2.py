@@ -14,8 +14,6 @@ from weightctl.families.kinds import ACTIVATION, EPSILON, SIZE, Exactly
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 
-__all__ = ["FAMILY"]
-
 _SCORES = "other scaling of attention scores is not supported"
 _TURNED = {"change": TRANSPOSED}
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _MLP, _EXPERT = "model.layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _CLAMPED = "llama.cpp and weightctl support only alpha 1.702 and limit 7 in gpt-oss"
 # The defaults of `GptOssConfig` for RoPE.

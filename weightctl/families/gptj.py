@@ -21,8 +21,6 @@ from weightctl.families.kinds import SIZE, Real
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import ROPE_KEYS
 
-__all__ = ["FAMILY"]
-
 _KEYS = with_keys(
     DECODER_KEYS,
     *PLAIN_HEADS,

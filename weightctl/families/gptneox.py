@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["BY_HEAD", "FAMILY"]
-
 
 def _order(config: Any) -> Sequence[int]:
     return group_heads(config.heads, (config.head_dim,) * 3)

@@ -11,8 +11,6 @@ from weightctl.families.decoder_keys import GRANITE_SCALES, with_keys
 from weightctl.families.family import ModelType
 from weightctl.families.llama import FAMILY as LLAMA
 
-__all__ = ["FAMILY"]
-
 FAMILY = replace(
     LLAMA,
     name="granite",

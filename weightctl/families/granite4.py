@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _SHARED = "shared_mlp."
 _ATTENTION = (ATTENTION, "full_attention")
 _DENSE = "models with experts and without state space models are not supported"

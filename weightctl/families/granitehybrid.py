@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "ATTENTION",
-    "FAMILY",
-    "POSITION_KEYS",
-    "ROPE_FLAG",
-    "SILU",
-    "STATES",
-    "check_hybrid",
-    "standard",
-]
-
 _LAYER = "model.layers.{}."
 _MOE, _SHARED = "block_sparse_moe.", "shared_mlp."
 # transformers' words for layers before version 5, which newer versions and llama.cpp also read.

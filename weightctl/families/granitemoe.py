@@ -14,8 +14,6 @@ from weightctl.families.granite import FAMILY as GRANITE
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE
 
-__all__ = ["FAMILY"]
-
 _MOE = "block_sparse_moe."
 
 FAMILY = replace(

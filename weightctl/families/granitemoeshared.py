@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 _LAYER, _SHARED = "model.layers.{}.", "shared_mlp."
 
 

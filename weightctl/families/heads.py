@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
-__all__ = ["HEAD_KEYS", "check_head", "complete_head", "head_lines", "reading_head", "with_prefix"]
-
 _HEAD, _CLASSES, _ENDING = "head", "architectures", "ForSequenceClassification"
 _IF_HEAD = ("labels",)
 # transformers' default number of labels.

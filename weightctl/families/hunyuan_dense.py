@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "HUNYUAN_DEFAULTS"]
-
 HUNYUAN_DEFAULTS = {"vocabulary": 290943, "norm_epsilon": 1e-5}
 
 

@@ -24,8 +24,6 @@ from weightctl.families.keys import Key, same
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.layers import Uniform
 
-__all__ = ["FAMILY"]
-
 _COUNT = Uniform(WholeNumber(1, 1024))
 
 FAMILY = replace(

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.kinds import Kind
 
-__all__ = ["check_kv_heads", "hybrid_keys", "hybrid_lines"]
-
 _LAYER = "layers.{}."
 # Not every layer has the tensors in which biases of attention are seen.
 _SEEN = {

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAYER = "model.layers.{}."
 _SPARSE, _DENSE = "sparse", "dense"
 _PERIOD, _OFFSET = WholeNumber(1, 1 << 16), WholeNumber(0, 1 << 16)

@@ -11,25 +11,6 @@ if TYPE_CHECKING:
     from weightctl.families.kinds import Kind
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "REQUIRED",
-    "Config",
-    "Default",
-    "Fields",
-    "IsAbsent",
-    "Key",
-    "LayersWith",
-    "NamingConvention",
-    "Present",
-    "PresentAs",
-    "PresentInLayer",
-    "RowCount",
-    "Seen",
-    "product",
-    "quotient",
-    "same",
-]
-
 # Whose names a checkpoint uses: those of llama.cpp, or those of transformers.
 NamingConvention: TypeAlias = Literal["gguf", "hugging_face"]
 Fields: TypeAlias = Mapping[str, Any]

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LINEAR, _DENSE, _SPARSE = "linear_attention", "dense", "sparse"
 _TYPES, _MLP_TYPES = "layer_types", "mlp_layer_types"
 _TIED = "neither transformers nor llama.cpp supports a tied output in this family"

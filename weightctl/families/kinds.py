@@ -10,29 +10,6 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "ACTIVATION",
-    "CAUSAL",
-    "EPSILON",
-    "FACTORS",
-    "FLAG",
-    "HEADS",
-    "LAYERS",
-    "SIZE",
-    "Choice",
-    "Exactly",
-    "Flag",
-    "Kind",
-    "OrNone",
-    "Real",
-    "Reals",
-    "ScaledReal",
-    "WholeNumber",
-    "WholeReal",
-    "show_value",
-    "show_values_apart",
-]
-
 _LONGEST = 40
 
 

@@ -26,16 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields, NamingConvention
 
-__all__ = [
-    "LATENT_DECODER",
-    "LATENT_SIZES",
-    "YARN_MULTIPLIER",
-    "check_latent",
-    "find_unlike_latent",
-    "joined_form",
-    "latent_keys",
-]
-
 _PARTS = ("layers.{}.attention.k_b", "layers.{}.attention.v_b")
 
 

@@ -18,8 +18,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["keys_of_global_layers", "local_base_key", "object_of", "rope_by_layer"]
-
 _ROPE = "rope_parameters"
 
 

@@ -15,21 +15,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.families.kinds import Kind
 
-__all__ = [
-    "ONES",
-    "FlagMeaning",
-    "LayerChoice",
-    "LayerOnes",
-    "LayerValues",
-    "Layered",
-    "LayersAlike",
-    "Uniform",
-    "every_but",
-    "from_layer",
-    "no_windows",
-    "window_keys",
-]
-
 
 class Layered(NamedTuple):
     """A list with a value of `kind` for each layer."""

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["BLOCKS", "DEFAULTS", "FAMILY", "KEYS", "LINES", "check", "standard"]
-
 _CONVOLUTION = "conv"
 _MLP = {"gate": "w1", "up": "w3", "down": "w2"}
 

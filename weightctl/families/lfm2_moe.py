@@ -24,8 +24,6 @@ from weightctl.families.keys import Key
 from weightctl.families.kinds import Exactly, Real
 from weightctl.families.lfm2 import BLOCKS, DEFAULTS, KEYS, LINES, check, standard
 
-__all__ = ["FAMILY"]
-
 _NORMALIZED = "llama.cpp divides the shares of experts by their sum in any case"
 _UNSCALED = "llama.cpp does not scale the outputs of experts in LFM2"
 _CORRECTED = "llama.cpp adds a bias to the scores of experts in any case"

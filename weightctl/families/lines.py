@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.family import Extent
 
-__all__ = ["DECODER", "LINES", "adapt", "layer_lines", "line", "lines"]
-
 _LAYER = "layers.{}."
 _HIDDEN: tuple[Extent, ...] = ("hidden",)
 

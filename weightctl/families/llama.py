@@ -28,8 +28,6 @@ from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY", "ROPE_ROWS"]
-
 # In GGUF, the two rows of each rotated pair are neighbors.
 ROPE_ROWS = {
     "attention.q": {"change": RopeRows("heads")},

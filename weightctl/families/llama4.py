@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _CHUNK, _PERIOD, _EXPERTS_WITHOUT_NORMS = 8192, 4, 128
 _EXPERTS = "model.layers.{}.feed_forward.experts."
 _EXPERT = "layers.{}.mlp.experts.{expert}."

@@ -19,8 +19,6 @@ from weightctl.families.state_space import (
     without_auto,
 )
 
-__all__ = ["FAMILY", "NORMS_KEY"]
-
 _NORMS = "the norms of steps, B and C are those of FalconMamba"
 
 NORMS_KEY = Key(

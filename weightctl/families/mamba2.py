@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "list_lines", "only_states_keys"]
-
 _LAYER = "backbone.layers.{}."
 # The keys that a model without attention and MLPs shares with other decoders.
 _KEPT = ("vocabulary", "context", "hidden", "layers", "norm_epsilon", "activation", "tied")

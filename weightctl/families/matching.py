@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["EMBEDDING_WEIGHT", "OF_TOKENS", "OUTPUT_WEIGHT", "Match", "match"]
-
 # The weights with a row for each token. In some checkpoints they have more rows, which made
 # training faster.
 OF_TOKENS = EMBEDDING_WEIGHT, OUTPUT_WEIGHT = ("embedding.weight", "output.weight")

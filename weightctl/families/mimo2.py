@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
 _SPARSE, _DENSE = "sparse", "dense"
 _PERIOD = 6

@@ -30,8 +30,6 @@ from weightctl.families.rope_keys import IN_SCALING, LONG_ROPE_FACTORS, LONGROPE
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _FACTOR = Real(0, 1e9)
 
 

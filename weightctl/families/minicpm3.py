@@ -29,8 +29,6 @@ from weightctl.families.rope_keys import IN_SCALING, LONG_ROPE_FACTORS, LONGROPE
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _SCALES = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 _WIDTH = quotient("hidden", "heads")
 # llama.cpp computes the keys and values of all heads, and has other keys for their sizes.

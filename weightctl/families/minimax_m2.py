@@ -30,8 +30,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
-
 _HEAD_DIM = 128
 
 

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "FAMILY",
-    "HEAD_MULTIPLIER",
-    "MULTIMODAL_PARTS",
-    "MULTIMODAL_PREFIXES",
-    "TEMPERATURE_KEYS",
-    "check_temperature",
-    "standard_text",
-]
-
 _MULTIPLIER = Real(0, 1e6, is_closed=True)
 _ORIGINAL = "rope_parameters.original_max_position_embeddings"
 # The prefixes of the text model in multimodal checkpoints: on the Hub, in memory, without a head.

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _NO_GROUPS = "groups of experts are not supported"
 # transformers' defaults if config.json does not have RoPE keys.
 _ROPE: Mapping[str, Any] = {

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 
 def _has_experts(metadata: Mapping[str, MetadataValue]) -> bool:
     count = metadata.get("llama.expert_count")

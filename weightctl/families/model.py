@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ARCHITECTURE", "CLIP", "DescribedModel"]
-
 ARCHITECTURE = "general.architecture"
 # Its value in the file of every tower, which is not a whole model.
 CLIP = "clip"

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _BASE, _LOCAL_BASE, _PERIOD, _LAYERS = 160000.0, 10000.0, 3, 22
 _ROPE, _TYPES = "rope_parameters", "layer_types"
 _BIASES = {

@@ -27,8 +27,6 @@ from weightctl.families.rope_keys import ROPE_KEYS
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 
 def _inner(fields: Fields) -> int:
     return int(fields["hidden"] * fields["expansion"])

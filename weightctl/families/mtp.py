@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, NamingConvention
 
-__all__ = [
-    "MTP_LINES",
-    "MtpForm",
-    "find_mtp_layers",
-    "from_block_values",
-    "mtp_keys",
-    "mtp_line",
-    "names_by_mtp_layer",
-    "to_block_values",
-    "with_mtp_layers",
-    "with_mtp_lines",
-    "without_mtp_layers",
-]
-
 # The config field with the number of layers for MTP.
 _COUNT = "mtp_layers"
 _LAYER, _HF_LAYER = "layers.{}.", "model.layers.{}."

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["BLOCK_COUNT", "COUNT_KEYS", "MOST_LAYERS", "MTP_COUNT", "MtpTensors", "find_mtp",
-           "find_text_config", "is_marker"]  # fmt: skip
-
 # No published model has more than three.
 MOST_LAYERS = 16
 # GGUF's keys for the number of all layers, and for how many of these are for MTP.

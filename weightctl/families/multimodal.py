@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.family import Family
 
-__all__ = ["TOWER_TENSORS", "in_multimodal"]
-
 # Encoders and their projections, by plain names.
 TOWER_TENSORS = r"(vision_model|connector|vision_tower|audio_tower|multi_modal_projector)\..+"
 _TYPE, _TEXT, _TIED = "model_type", "text_config", "tie_word_embeddings"

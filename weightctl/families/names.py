@@ -15,15 +15,6 @@ from weightctl.schemes.buffers import is_buffer
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "is_matrix_weight",
-    "is_projection",
-    "joined_name",
-    "layer",
-    "role",
-    "split_layer_number",
-]
-
 _WHOLE = {
     "output.weight": "output",
     "token_embd.weight": "token_embd",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["describe_nearest"]
-
 _MOST = 4
 # Keys of config.json that are not compared, because they do not show what a model computes.
 _ASIDE = {

@@ -21,8 +21,6 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 _NORM = {"bias": True, "change": PLUS_ONE}
 
 FAMILY = Family(

@@ -32,22 +32,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "ATTENTION",
-    "DEFAULTS",
-    "EXPERTS",
-    "FAMILY",
-    "KEYS",
-    "LINES",
-    "check",
-    "find_most",
-    "has_experts",
-    "layer_keys",
-    "list_words",
-    "place_names",
-    "standard",
-]
-
 _STATES, ATTENTION, _MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 # Letters of a pattern, and words of transformers before version 5.
 _LETTERS = {"M": _STATES, "*": ATTENTION, "-": _MLP, "E": EXPERTS}

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _COUNT = "num_nextn_predict_layers"
 _LAYER = "backbone.layers.{}."
 _NO_BIASES = "llama.cpp has no biases in the experts of Nemotron-H"

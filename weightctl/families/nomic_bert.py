@@ -20,9 +20,6 @@ from weightctl.families.rope_keys import standard as standard_rope
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
-
-
 # The keys of Nomic's own code, which the published models have.
 _CALLED = {
     "n_embd": "hidden_size",

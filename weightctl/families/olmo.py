@@ -21,8 +21,6 @@ from weightctl.families.lines import DECODER, adapt
 from weightctl.families.llama import ROPE_ROWS
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="olmo",
     model_types={

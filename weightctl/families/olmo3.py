@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 
 def _has_window(metadata: Mapping[str, MetadataValue]) -> bool:
     return "olmo2.attention.sliding_window" in metadata

@@ -27,8 +27,6 @@ from weightctl.families.kinds import FLAG, SIZE
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 # The projections that are normed over all heads together, and their norms.
 _WHOLE: dict[str, dict[str, str]] = {
     "attention.q.whole": {},

@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent, Name, TensorNames, WeightAxes
     from weightctl.families.keys import Config
 
-__all__ = [
-    "DELTA_HEADS",
-    "LRU_BLOCKS",
-    "ROLES",
-    "SSM_HEADS",
-    "Role",
-    "count_heads",
-    "part_of_layer",
-    "role",
-    "shape_of",
-]
-
 # How messages call the heads of a gated delta net, of which several share a key head.
 DELTA_HEADS = ("value head", "key head")
 # The same for the heads of a state space model, of which several share a group of states.

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import TensorNames
     from weightctl.families.keys import Config, Fields
 
-__all__ = [
-    "LAYER_INPUT_LINES",
-    "MODEL_INPUT_LINES",
-    "SHARING_KEYS",
-    "PerLayerConfig",
-    "check_sharing",
-    "explain_unshared",
-    "layer_input_keys",
-    "layers_reading",
-    "share_keys",
-    "with_lines",
-]
-
 _LAYER, _INPUT = "layers.{}.", ("layer_input",)
 _OF_KEYS = ("attention.k", "attention.v", "attention.k_norm")
 

@@ -20,8 +20,6 @@ from weightctl.families.kinds import Exactly
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 _NORMS = "norms of queries and keys are not supported"
 
 FAMILY = Family(

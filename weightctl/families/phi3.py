@@ -21,8 +21,6 @@ from weightctl.families.rope_keys import LONG_ROPE_FACTORS, LONGROPE_KEYS, stand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
-
 _FUSED: Mapping[str, Mapping[str, Any] | None] = {
     **LONGROPE_LINES,
     "attention.q": None,

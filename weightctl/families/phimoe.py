@@ -34,8 +34,6 @@ from weightctl.families.rope_keys import (
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _JITTER = "another threshold of SparseMixer is not supported, because llama.cpp has no key for it"
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _LAYER = "model.layers.layers.{}."
 _MIXER = f"{_LAYER}mixer."
 # The number of elements of the vector that steps are computed from is at least this.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = ["FACTORS_LINE", "PROPORTIONAL_KEYS", "make_proportional"]
-
 _PROPORTIONAL = "proportional"
 # The divisor of pairs that are not rotated, and the least of those that are read as one.
 _UNROTATED, _LEAST = 1e30, 1e15

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "KEYS", "check_fields", "standard"]
-
 
 def _uses_window(fields: Fields) -> bool:
     return fields["sliding_window"] is not None

@@ -22,8 +22,6 @@ from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, Exactly
 from weightctl.families.qwen2 import FAMILY as QWEN2
 
-__all__ = ["FAMILY"]
-
 _DENSE = "models in which some layers have no experts are not supported"
 
 FAMILY = Family(

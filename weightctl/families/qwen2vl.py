@@ -22,8 +22,6 @@ from weightctl.families.rope_sections import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
-
 _DEFAULTS = {
     "vocabulary": 152064,
     "context": 32768,

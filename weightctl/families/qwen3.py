@@ -15,8 +15,6 @@ from weightctl.families.lines import DECODER, adapt
 from weightctl.families.multimodal import in_multimodal
 from weightctl.families.qwen2 import KEYS, check_fields, standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = in_multimodal(
     Family(
         name="qwen3",

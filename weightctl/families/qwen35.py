@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "FAMILY",
-    "MULTIMODAL_PARTS",
-    "MULTIMODAL_PREFIXES",
-    "QWEN35_KEYS",
-    "find_unlike_qwen35",
-    "standard_delta_text",
-]
-
 # The prefix of the text model in multimodal checkpoints, and the image encoder.
 MULTIMODAL_PREFIXES = ("model.language_model.",)
 MULTIMODAL_PARTS = (r"visual\..+",)

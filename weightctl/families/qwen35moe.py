@@ -39,8 +39,6 @@ from weightctl.families.qwen35 import (
 )
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
-__all__ = ["FAMILY"]
-
 _DEFAULTS = {
     **DELTA_DEFAULTS,
     "vocabulary": 248320,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["FAMILY", "standard_experts"]
-
 _DENSE = "models in which some layers have no experts are not supported"
 
 _KEYS = expert_keys(

@@ -41,8 +41,6 @@ from weightctl.families.row_orders import group_heads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FAMILY"]
-
 _DENSE = "models in which some layers have no experts are not supported"
 _DELTA = "layers.{}.delta."
 _FUSED: dict[str, Any] = {"gguf": None, "hugging_face": None}

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "VISION_KEYS", "standard_vision_text"]
-
 _COUNT = WholeNumber(0, 1024)
 # The image encoder's layers whose output is added, as transformers' default config lists them.
 _USUAL = 3

@@ -24,8 +24,6 @@ from weightctl.families.rope_sections import UNROTATED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FAMILY"]
-
 _EXPERTS, _EXPERT = "model.layers.{}.mlp.experts.", "layers.{}.mlp.experts.{expert}."
 _DEFAULTS = {
     "vocabulary": 151936,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
 
-__all__ = ["find_named_family", "recognize"]
-
 _OF_TOWER = (
     "this is an mmproj file, the tower of a multimodal model: convert the GGUF file of the text "
     "model to a directory, and add this file with --mmproj (mmproj in Python)"

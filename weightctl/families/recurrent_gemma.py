@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _TYPES, _WIDTH, _RECURRENT, _ATTENTION = (
     "block_types", "intermediate_size", "recurrent", "attention"
 )  # fmt: skip

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["AS_COLUMN", "AS_SCALAR", "AsColumn", "AsScalar", "GroupRows", "InTurn", "PatchRows",
-           "RowsAsVector", "Turned"]  # fmt: skip
-
 
 class _OfShape:
     """The common base of changes of shapes; modules compute with Hugging Face's shape."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY", "has_tokenizer"]
-
 _TOKENIZER = "tokenizer.ggml.model"
 
 

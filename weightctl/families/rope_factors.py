@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = [
-    "LONGROPE_LINES",
-    "llama3_scaling",
-    "long_factors",
-    "rope_factors",
-    "short_factors",
-    "with_llama3",
-]
-
 # The relative error of a value that was computed in float32 in a few steps.
 _ROUNDING = 2e-6
 # Usual lengths of contexts: powers of 2, in the order in which they are tried.

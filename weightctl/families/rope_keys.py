@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-__all__ = [
-    "IN_SCALING",
-    "LONGROPE_KEYS",
-    "LONG_AMPLITUDE",
-    "LONG_ROPE_FACTORS",
-    "ROPE_FACTORS",
-    "ROPE_KEYS",
-    "for_older",
-    "standard",
-    "standard_of",
-]
-
 _ROPE, _SCALED = "rope_parameters.", "{arch}.rope.scaling."
 _ORIGINAL = "original_max_position_embeddings"
 _LARGE = 1e12

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["RopeScaling", "inverse_frequencies"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:

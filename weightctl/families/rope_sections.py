@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "UNROTATED",
-    "RopeSections",
-    "find_unrotated",
-    "section_keys",
-    "standard_text",
-    "with_default_rope",
-]
-
 _SECTION = WholeNumber(0, 1 << 16)
 _ROPE = "rope_parameters"
 # For families whose published models have such pairs.

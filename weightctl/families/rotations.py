@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields, NamingConvention
     from weightctl.families.rope_scaling import RopeScaling
 
-__all__ = [
-    "LEAST",
-    "check_heads",
-    "convert_rope_fields",
-    "find_rotary_size",
-    "find_rotated_share",
-    "scaling",
-]
-
 # Smaller values are not meaningful in float32.
 LEAST = 1e-6
 # The relative error of float32, in which GGUF stores values.

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["alternate", "group_heads", "half_split_order", "interleaved_order", "invert"]
-
 
 @lru_cache(maxsize=64)  # a model uses two in all of its layers
 def interleaved_order(heads: int, head_dim: int, rotated: int | None = None) -> tuple[int, ...]:

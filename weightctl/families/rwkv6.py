@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "Rwkv6Config"]
-
 # The order of the mixed vectors in the tensors that have all of them.
 _MIXES = "wkvrg"
 _MIXED = tuple(f"layers.{{}}.rwkv.mix_{part}" for part in _MIXES)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY", "RwkvConfig"]
-
 # The order of the shares in the tensors that have all of them.
 _MIXES = "rwkvag"
 _RWKV = (

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["HalvedByLayer", "ScaledBy", "ScaledRuns"]
-
 
 class _Scaled:
     """The common base of changes by factors that the config of Hugging Face's convention states."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Family
     from weightctl.families.keys import Config, NamingConvention
 
-__all__ = ["OF_CONFIG", "list_made"]
-
 # How such tensors are described to users.
 OF_CONFIG = "of the config"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")

@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent
     from weightctl.split import Heads, Range
 
-__all__ = [
-    "OF_BLOCKS",
-    "OF_HEADS",
-    "OF_STATES",
-    "Shared",
-    "SharedAxis",
-    "SharedRun",
-    "list_runs",
-    "ranges_of_rank",
-    "share_extents",
-]
-
 # The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
 # head may have another size than its keys.
 _OF_QUERIES = (

@@ -15,8 +15,6 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["LAYER_WIDTHS", "SIZES_BY_TYPE", "unify"]
-
 
 def _by_type(local: str, of_global: str) -> Any:
     """Return a default with a value for each layer, by whether it has a window."""

@@ -19,8 +19,6 @@ from weightctl.families.llama import FAMILY as LLAMA
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _WINDOW = "sliding windows are not supported, because llama.cpp has none for smollm3"
 
 

@@ -21,8 +21,6 @@ from weightctl.families.kinds import FLAG, Exactly
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 _NORMS = "norms of queries and keys are not supported"
 
 FAMILY = Family(

@@ -13,8 +13,6 @@ from weightctl.families.gpt2 import FAMILY as GPT2
 from weightctl.families.keys import Key
 from weightctl.families.kinds import HEADS, Exactly
 
-__all__ = ["FAMILY"]
-
 _SHARED = "models with one KV head for each query head are not supported"
 
 FAMILY = replace(

@@ -21,8 +21,6 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="starcoder2",
     model_types={

@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "NO_HEADS",
-    "ONLY_STATES",
-    "Unlimited",
-    "check_heads_of_states",
-    "find_expansion",
-    "mamba2_keys",
-    "mamba_keys",
-    "ssm_roles",
-    "without_auto",
-]
-
 _UNLIMITED = "llama.cpp does not limit the steps of state space models"
 _BIAS = "llama.cpp has no biases in the projections of state space models"
 _KERNEL_BIAS = "llama.cpp needs the bias of the convolution"

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = [
-    "STREAM_KEYS",
-    "STREAM_LAYER_LINES",
-    "STREAM_MODEL_LINES",
-    "STREAM_OUTPUT_LINES",
-    "PaddedTable",
-    "StreamsConfig",
-    "find_usual_sparsity",
-]
-
 _SPARSE_LAYERS, _SPARSITY, _DIGITS = 10, 0.95, 6
 _MOST_LAYERS, _MOST_STREAMS = 1 << 16, 64
 

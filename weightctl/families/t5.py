@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["FAMILY"]
-
 _ENCODER, _DECODER = (f"{stack}.block.{{}}.layer." for stack in ("encoder", "decoder"))
 _IN_DECODER: Mapping[str, Any] = {"when": ("in_decoder",), "first": "encoder_layers"}
 # Every layer of the decoder reads the states of the encoder.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, NamingConvention
     from weightctl.weights.derived import Step
 
-__all__ = ["TILED_CHANGES", "TILED_FORMS", "Columns"]
-
 _TEXT = "heads in another order"
 
 

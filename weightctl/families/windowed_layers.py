@@ -16,19 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "FLAGS",
-    "GLOBAL",
-    "LOCAL",
-    "WORDS",
-    "LayerFlags",
-    "LayerPattern",
-    "LayerWords",
-    "mark_windowed_layers",
-    "pattern_keys",
-    "with_layer_types",
-]
-
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 

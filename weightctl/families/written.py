@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Family, ModelType
     from weightctl.families.keys import Fields, Key, NamingConvention
 
-__all__ = ["model_type_of", "to_gguf", "to_hugging_face"]
-
 _WORDS: dict[NamingConvention, tuple[str, str]] = {
     "gguf": ("GGUF's metadata", "llama.cpp"),
     "hugging_face": ("config.json", "transformers"),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["FAMILY"]
-
 
 def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
     return has_tokenizer(metadata, "t5")

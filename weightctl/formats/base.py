@@ -17,27 +17,6 @@ if TYPE_CHECKING:
     from weightctl.storage.byte_range import FileRange
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = [
-    "ALIGNMENT_KEY",
-    "LEAST_ALIGNMENT",
-    "LEVELS_KEY",
-    "NO_METADATA",
-    "ROOM_KEY",
-    "SPLIT_KEYS",
-    "Bytes",
-    "Format",
-    "Layout",
-    "Part",
-    "Sink",
-    "is_alignment",
-    "is_possible",
-    "is_text",
-    "make_room",
-    "pad",
-    "tied_names",
-    "write_in_order",
-]
-
 Bytes = bytes | bytearray | memoryview
 
 # The metadata key for the boundary, in bytes, on which tensors start. The key is GGUF's. Other

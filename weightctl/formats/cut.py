@@ -9,8 +9,6 @@ from weightctl.errors import FormatError
 from weightctl.storage.files import exists
 from weightctl.text.sizes import format_size
 
-__all__ = ["describe_join", "describe_unfinished", "past_end", "rest_of"]
-
 # Suffixes of incomplete downloads by huggingface_hub, browsers and other programs.
 _UNFINISHED = (".incomplete", ".part", ".partial", ".crdownload", ".download")
 # Files that are too large to upload are divided with `split`. These are the usual names of the

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["layout", "read", "sniff", "unfit"]
-
 
 def sniff(_: Reader) -> bool:
     """Return False: a file of a distributed checkpoint cannot be read alone."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
-__all__ = ["layout", "layout_in_order", "read", "sniff", "unfit"]
-
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = MetadataValue("u32", 32)
 # Strings of a safetensors header are stored in GGUF under this prefix.

@@ -14,8 +14,6 @@ from weightctl.weights.metadata import TEXT, MetadataValue, element_type
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["Cursor", "PackedArray", "pack_string", "pack_value"]
-
 # The index of each type is its number on disk (GGUF specification, gguf_metadata_value_type).
 TYPES = (
     "u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64",

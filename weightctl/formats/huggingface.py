@@ -32,23 +32,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
-__all__ = [
-    "ADAPTER_CONFIG",
-    "CLASS_NAME",
-    "CONFIG",
-    "OPEN_CLIP",
-    "companions",
-    "config",
-    "describe_left_out",
-    "file_name",
-    "is_config_of",
-    "is_license",
-    "json_document",
-    "model_directory",
-    "open_companion",
-    "restate_dtype",
-]
-
 CONFIG = "config.json"
 # The config of an OpenCLIP model.
 OPEN_CLIP = "open_clip_config.json"

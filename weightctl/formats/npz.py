@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.formats.pytorch.archive import Archive
     from weightctl.storage.base import Reader
 
-__all__ = ["layout", "read", "sniff", "unfit"]
-
 _ZIP = b"PK\3\4"
 _MAGIC = b"\x93NUMPY"
 _SUFFIX = ".npy"

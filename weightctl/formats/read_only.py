@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["ReadOnly", "require_package"]
-
 
 class ReadOnly:
     """The functions `unfit` and `layout` of a format that is only read.

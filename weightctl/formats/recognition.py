@@ -10,8 +10,6 @@ from weightctl.formats import ALL_FORMATS, format_module
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["recognize_format", "sniff"]
-
 
 def sniff(file: Reader) -> str | None:
     """Return the name of a file's format; None if it is not a checkpoint."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
-__all__ = ["layout", "layout_in_order", "read", "sniff", "unfit"]
-
 _METADATA = "__metadata__"
 # The key of the framework that a file is written for; readers expect it in each file.
 _FRAMEWORK = "format"

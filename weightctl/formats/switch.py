@@ -24,16 +24,6 @@ from weightctl.weights.json_file import read_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Switch",
-    "is_same_file",
-    "is_switch",
-    "read_switch",
-    "switch_bytes",
-    "switch_of",
-    "switch_path",
-]
-
 _MAX_SIZE = 100_000_000
 
 

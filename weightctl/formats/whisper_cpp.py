@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
-__all__ = [
-    "BIASES",
-    "DIMENSIONS",
-    "FILTERS",
-    "TOKENS",
-    "expected_encoding",
-    "is_matrix",
-    "layout",
-    "matrix_encoding",
-    "read",
-    "sniff",
-    "unfit",
-]
-
 MAGIC = 0x67676D6C
 # The sizes of a model in the order of the file, by their keys in OpenAI's checkpoints.
 DIMENSIONS = tuple(

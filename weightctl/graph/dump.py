@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.graph import Graph, GraphNode
 
-__all__ = ["dump"]
-
 # Constants with more elements are shown by their number of elements.
 _MOST_NUMBERS = 8
 

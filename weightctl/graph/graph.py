@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["CutFrom", "Graph", "GraphNode"]
-
 
 class GraphNode(NamedTuple):
     """One operation of a graph; `path` is the path of the layer that added it, or empty."""

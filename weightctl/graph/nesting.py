@@ -12,16 +12,6 @@ if TYPE_CHECKING:
     from weightctl.graph.graph import Graph
     from weightctl.graph.weight import Weight
 
-__all__ = [
-    "WeightName",
-    "calls",
-    "is_placeholder",
-    "refuse_fixed_name",
-    "refuse_renamed",
-    "refuse_second_weight",
-    "weight_names",
-]
-
 
 class WeightName(NamedTuple):
     """The name of a weight in a graph: a full name, or the part after the prefix of a call."""

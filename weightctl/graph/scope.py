@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.graph import Graph
 
-__all__ = ["current_graph", "graphs", "layer_path", "module_path", "refusing", "sizing"]
-
 # The graphs whose `with` is open, outermost first.
 graphs: ContextVar[tuple[Graph, ...]] = ContextVar("graphs", default=())
 

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.split import Sharding
 
-__all__ = ["ShardingStrategy", "Strategy", "TensorParallel", "require_strategy"]
-
-
 # Default settings of strategies, which `repr` leaves out.
 _OMITTED: dict[str, dict[str, Any]] = {
     "stacked_qkv": {"axis": 0},

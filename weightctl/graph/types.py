@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DType, DTypeLike
     from weightctl.shape import Dim, ShapeLike
 
-__all__ = ["TensorType", "Type"]
-
 ValueT = TypeVar("ValueT")
 
 

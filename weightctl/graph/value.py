@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.shape import DimLike, Shape, ShapeLike
 
-__all__ = ["TensorValue", "Value", "ValueLike", "apply", "apply_all"]
-
 
 def _make_operator(name: str, *, swaps: bool = False) -> Callable[[Value, ValueLike], Value]:
     """Return a method that adds a binary operation; with `swaps`, `self` is the right operand."""

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DISTANCES", "load_levels"]
-
 # The types with grids, and the number of different distances in their lists of near grid points
 # (ggml's `nwant`).
 DISTANCES = {

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.nn.base_layer import Layer
     from weightctl.split import Part, Sharding
 
-__all__ = ["Parallel", "Shards", "find_placement", "parallel"]
-
 ModuleT = TypeVar("ModuleT", bound=Module)
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.nn.positions import Temperature
     from weightctl.split import Range
 
-__all__ = ["Attention", "alibi_slopes"]
-
 
 def alibi_slopes(heads: int, largest: float = 8.0) -> list[float]:
     """Return the slope of each head: powers of 2, those of the next power of 2 of heads in turn.

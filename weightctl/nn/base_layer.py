@@ -26,23 +26,6 @@ from weightctl.text.untyped import is_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-__all__ = [
-    "ROOT",
-    "SHARED",
-    "Hook",
-    "Layer",
-    "LayerHook",
-    "LayerList",
-    "Naming",
-    "add_layer_hook",
-    "clear_hooks",
-    "current_naming",
-    "list_attributes",
-    "path_below",
-    "recursive_named_layers",
-    "under",
-]
-
 Hook: TypeAlias = "Callable[[Layer, tuple[Any, ...], dict[str, Any], Any], Any]"
 # Attributes that weightctl adds to layers: `ROOT` is the layer that named the weights, `SHARED` the
 # weights that other layers own. They are in `vars`, since layers need not call an `__init__`.

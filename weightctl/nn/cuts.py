@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     # For each rank, its ranges of an axis.
     Ranges: TypeAlias = Sequence[Sequence[Range]]
 
-__all__ = [
-    "CutAxis",
-    "MatrixLayer",
-    "cut_along",
-    "cut_parts",
-    "own_range",
-    "own_segment",
-    "replicate_weights",
-    "segment_sizes",
-    "share_parts",
-]
-
 # For layers without heads.
 _NO_HEADS = Heads(1, 1, 1)
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import Ranges
 
-__all__ = ["Embedding"]
-
 
 class Embedding(Divisible):
     """A table `(count, features)` whose rows are selected by integers.

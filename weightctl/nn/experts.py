@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.routing import Scores
 
-__all__ = ["ExpertTable", "MixtureOfExperts", "ScoreCorrection"]
-
 
 class MixtureOfExperts(Divisible):
     """The weighted sum of a few of many MLPs; `intermediate` is the width of one.

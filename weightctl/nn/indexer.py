@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
 
-__all__ = ["Indexer", "IndexerSizes"]
-
 _EPSILON = 1e-6
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.positions import Temperature
 
-__all__ = ["LatentAttention"]
-
 # Of the norms of latent vectors, whatever the other norms of a model have.
 _EPSILON = 1e-6
 

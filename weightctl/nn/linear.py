@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import Ranges
 
-__all__ = ["Linear"]
-
 # The name in `ROLES` for a layer that is cut independently of other layers.
 _ALONE = "output"
 

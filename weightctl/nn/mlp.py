@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.nn.xielu import XIELU
     from weightctl.split import Range
 
-__all__ = ["ACTIVATIONS", "GATED", "MLP", "GatedMLP"]
-
 # Those of gpt-oss, which are in its configs, too.
 _SWIGLU_ALPHA, _SWIGLU_LIMIT = 1.702, 7.0
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.weights.protocol import Weights
 
-__all__ = ["Divisible", "LayerV2", "Module", "Staged"]
-
 
 class Module(Layer):
     """A layer with weights: its attributes that are a `Weight`, and those of its sublayers.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.split import Range
 
-__all__ = ["HeadNorm", "LayerNorm", "RMSNorm"]
-
 
 class RMSNorm(Module):
     """`x / sqrt(mean(x * x) + eps) * (offset + weight)` over the last axis.

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
 
-__all__ = [
-    "KeyValueCache",
-    "Temperature",
-    "list_all_positions",
-    "list_positions",
-    "use_cache",
-    "with_past",
-    "with_states",
-    "with_tail",
-]
-
 
 class KeyValueCache:
     """What layers keep of `past` earlier tokens, while a graph is built.

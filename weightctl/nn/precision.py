@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.graph.weight import Weight
 
-__all__ = ["require_value", "weight_as"]
-
 
 def weight_as(weight: Weight, dtype: DType) -> Value:
     """Return the values of a weight in `dtype`; a quantized weight is dequantized."""

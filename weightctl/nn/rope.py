@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
 
-__all__ = ["FrequencyFactors", "RotaryEmbedding", "by_length"]
-
 
 class RotaryEmbedding(Module):
     """The cosines and sines of the angles by which pairs of elements are rotated.

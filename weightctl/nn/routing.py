@@ -13,8 +13,6 @@ from weightctl.graph import ops
 if TYPE_CHECKING:
     from weightctl.graph.value import Value
 
-__all__ = ["Routing", "Scores"]
-
 Scores: TypeAlias = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 
 # How far below the best a score may be for SparseMixer, as a share of the larger of the two.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import Strategy
     from weightctl.graph.weight import Weight
 
-__all__ = ["has_shards", "shards_of", "with_weights"]
-
 LayerT = TypeVar("LayerT", bound=Layer)
 
 

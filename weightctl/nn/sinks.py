@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.split import Range
 
-__all__ = ["Sinks", "mask_positions"]
-
 
 class Sinks(Module):
     """A score for each head beside those of its keys."""

@@ -22,19 +22,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = [
-    "all_weights",
-    "find_owned",
-    "is_container",
-    "name_before_call",
-    "name_weights",
-    "naming_of",
-    "refuse_hidden",
-    "second_names",
-    "share",
-    "weights_of",
-]
-
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
 
-__all__ = ["collect_squares", "collected_squares", "collecting_squares", "collects_squares"]
-
 _collected: ContextVar[dict[str, Value] | None] = ContextVar("collected_squares", default=None)
 
 

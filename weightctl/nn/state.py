@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.shape import Shape
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Configuration", "Fitted", "fit"]
-
 _OVERRIDE = "use `override_quantization_encoding=True` to keep the encodings of the values"
 _DTYPES = (
     "declare the weights with the dtypes of the values, or convert the values with "

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.nn.base_layer import Layer
 
-__all__ = ["InputTypes", "subgraph_of"]
-
 InputTypes: TypeAlias = "TensorType | Sequence[TensorType | Sequence[TensorType]]"
 _Types: TypeAlias = "Sequence[TensorType | Sequence[TensorType]]"
 

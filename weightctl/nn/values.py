@@ -19,18 +19,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.shape import Shape
 
-__all__ = [
-    "HeldValue",
-    "StateValue",
-    "address",
-    "data_of",
-    "describe",
-    "get_value",
-    "keep",
-    "keep_zeros",
-    "to_held",
-]
-
 _ARRAYS = "use NumPy arrays, torch tensors, Buffers or other objects that support DLPack"
 
 StateValue: TypeAlias = "DLPackArray | WeightData | Checkpoint"

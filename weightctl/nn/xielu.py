@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.graph.value import Value
 
-__all__ = ["XIELU", "XieluNumbers", "softplus"]
-
 
 class XieluNumbers(NamedTuple):
     """The numbers of one layer's xIELU, as checkpoints have them."""

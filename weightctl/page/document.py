@@ -8,8 +8,6 @@ from hashlib import sha256
 from weightctl.page.markup import Markup, element
 from weightctl.page.style import STYLE
 
-__all__ = ["render_document"]
-
 # With this policy, a browser does not load resources, whatever the page contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

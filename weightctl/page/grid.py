@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from _typeshed import SupportsRichComparison
 
-__all__ = ["GridCell", "draw_grid", "find_place", "keep_worst"]
-
 _Cell = TypeVar("_Cell")
 _Place = TypeVar("_Place")
 

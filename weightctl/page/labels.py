@@ -6,8 +6,6 @@ from math import isfinite
 
 from weightctl.text.wording import number, printable
 
-__all__ = ["DASH", "TIMES", "shorten", "show_tick", "show_times"]
-
 # Characters that look like a hyphen and a letter, so they are written as escapes.
 DASH, TIMES = "\u2013", "\u00d7"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -13,23 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-__all__ = [
-    "HEIGHT",
-    "WIDTH",
-    "Axis",
-    "Markup",
-    "draw_label",
-    "draw_legend",
-    "draw_line",
-    "draw_picture",
-    "element",
-    "join",
-    "make_axis",
-    "mark_code",
-    "show_decimal",
-]
-
-
 class Markup(str):
     """Text that is already markup; a plain `str` is escaped when it is put in an element."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["STYLE"]
-
 _LIGHT = """
 --page:#fbfbfa;--card:#fff;--ink:#1c2024;--soft:#60666d;--rule:#e2e4e6;--code:#f0f1f2;
 --good:#18794e;--bad:#ce2c31;--bad-soft:#fdeceb;--warn:#946800;--first:#2563c9;--second:#8d99a8;

@@ -12,8 +12,6 @@ from weightctl.schemes.adapters import adapter, is_adapter_checkpoint
 if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
-__all__ = ["refuse_adapter"]
-
 
 def refuse_adapter(header: Header, format_name: str) -> None:
     """Raise `ConversionError` if a LoRA adapter without GGUF's metadata is converted to GGUF."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Plan
 
-__all__ = ["align", "leave_room", "select", "split"]
-
 _MOST_PARTS = 65_535  # GGUF stores the number in 16 bits
 _FORMATS_WITH_ROOM = ("gguf", "safetensors")
 _MOST_ROOM = 64_000_000

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["GUESSED", "FileType", "file_type", "find_file_type", "read_file_type"]
-
 # The bit which states that a tool guessed the number from the tensors.
 GUESSED = 1024
 _KEY = "general.file_type"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["adapt_to_images", "is_image_model"]
-
 # By their original names: projections to values, fused ones, and the second matrices of MLPs.
 _VALUES = re.compile(r"\.(to_)?v\.weight$")
 # The value projections of the first layer, and of the first two. The patch counts projections.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix import Importance
     from weightctl.plan.plan import Item, Plan
 
-__all__ = ["apply_importance"]
-
 # Embeddings are looked up and not multiplied, so their importance can have another size. llama.cpp
 # then quantizes them without it.
 _LOOKED_UP = {"token_embd.weight", "per_layer_token_embd.weight"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from weightctl.plan.recipe_lines import Recipe, RecipeLine
 
-__all__ = ["LLAMA_RECIPES"]
-
 _OUTPUT = (RecipeLine("output", "falcon", "Q8_0"), RecipeLine("output", "", "Q6_K"))
 # With eight experts, the other tensors of a layer are small, so they get more bits.
 _EIGHT = (RecipeLine("attn_v", "8 experts", "Q8_0"), RecipeLine("attn_k", "8 experts", "Q8_0"))

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.plan.plan import Plan
 
-__all__ = ["Setting", "change_metadata", "list_settings"]
-
-
 # The maximum size of a file that a value is read from.
 _MOST_BYTES = 100_000_000
 # Names of types in gguf-py and other tools.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.plan.type_rules import TypeRule
     from weightctl.plan.types import TypeLike
 
-__all__ = ["cast_for_format"]
-
 _TYPES = [name for name, each in ENCODINGS.items() if each.quantization and WHISPER_CPP in each.ids]
 
 

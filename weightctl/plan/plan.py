@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.source import Source
 
-__all__ = ["Described", "Item", "Plan"]
-
 _MOST_NAMED = 5
 # The kind of the leaf for a tensor that weightctl cannot read.
 _UNREAD = "torch.Tensor"

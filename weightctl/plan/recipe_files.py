@@ -18,8 +18,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["read_recipe"]
-
 _FORM = (
     "write base = 'Q4_K_M' or default = 'Q4_K', then [types] with lines like 'ffn_down' = 'Q6_K'"
 )

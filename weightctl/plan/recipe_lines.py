@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
 
-__all__ = ["Recipe", "RecipeLine"]
-
 
 class RecipeLine(NamedTuple):
     """A line of a recipe: the type for some tensors; None keeps their types.

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = [
-    "CONDITIONS",
-    "OTHERWISE",
-    "RecipeChoice",
-    "TensorRole",
-    "choose",
-    "goes_by_role",
-    "list_unmatched",
-]
-
 # The line that is reported for a tensor if no line of the recipe applies to it.
 OTHERWISE = "otherwise"
 

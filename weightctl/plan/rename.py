@@ -18,18 +18,6 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Renaming",
-    "RenamingsLike",
-    "collect_renamings",
-    "is_inline_rule",
-    "list_rule_files",
-    "make_renaming",
-    "parse_renamings",
-    "read_renamings",
-    "rename",
-]
-
 RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.PathLike[str]]
 
 _FORM = r"write [rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"

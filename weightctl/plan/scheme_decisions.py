@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
     from weightctl.schemes.written import SchemeChoice, WrittenScheme
 
-__all__ = ["HALF", "Decision", "describe_decisions", "find_exact"]
-
 # The encoding of scales in blocks of GGUF.
 HALF = ENCODINGS["F16"]
 

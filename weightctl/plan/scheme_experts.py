@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.source import Source
 
-__all__ = ["choose_variant", "exchange_experts", "holds_experts"]
-
 
 def holds_experts(plan: Plan, item: Item) -> bool:
     """Whether a tensor has the matrices of several experts."""

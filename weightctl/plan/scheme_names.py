@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.schemes.written import WrittenScheme
 
-__all__ = ["SchemeRecipe", "find_scheme", "list_schemes", "refuse_mixture"]
-
 _FORM = (
     "write default = 'W4A16', then [types] with lines like 'lm_head' = 'W4A16' or "
     "'mlp.down_proj' = 'keep'"

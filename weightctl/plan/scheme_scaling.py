@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     )
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["ScaledTensors", "scale_activations"]
-
 _IN_LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
 _ATTENTION = frozenset({
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_norm", "attn_k_norm",

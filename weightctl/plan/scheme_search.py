@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.plan.scheme_decisions import Decision
     from weightctl.schemes.encoding import ScaleSearch
 
-__all__ = ["SchemeSearch", "find_searches"]
-
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 

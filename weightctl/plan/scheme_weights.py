@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["store_in_scheme"]
-
 _ENDING = ".weight"
 _WIDE = ("BF16", "F16", "F32", "F64")
 # Blocks of GGUF whose scales are F16.

@@ -7,8 +7,6 @@ from typing import Any
 from weightctl.errors import ConversionError
 from weightctl.storage.files import read_start
 
-__all__ = ["SINGLE_QUOTES", "read_toml"]
-
 SINGLE_QUOTES = "write regular expressions in 'single quotes', where TOML keeps backslashes"
 
 _MOST_BYTES = 1 << 20

@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
 
-__all__ = [
-    "block_types",
-    "did_you_mean",
-    "is_plain",
-    "list_recipes",
-    "normalize_type_name",
-    "plain_types",
-    "single_types",
-    "type_named",
-]
-
 
 def type_named(text: str) -> Encoding | None:
     """Return the encoding with this name; None for `keep`.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.plan.types import TypeLike
 
-__all__ = ["BY_RULE", "TypeRule", "parse_rules"]
-
 # The prefix of `Item.line` if a rule, and not a recipe, chose the encoding.
 BY_RULE = "--tensor-type "
 

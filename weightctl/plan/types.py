@@ -25,8 +25,6 @@ from weightctl.schemes import WRITTEN
 if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
 
-__all__ = ["TypeLike", "encoding_of", "type_of", "type_or_recipe"]
-
 # All spellings of a tensor's type: text, a dtype of weightctl, NumPy or torch, a block type.
 TypeLike: TypeAlias = "Encoding | QuantizationEncoding | DTypeLike"
 

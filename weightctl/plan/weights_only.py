@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["keep_weights"]
-
 # Keys of entries that training scripts, Lightning, DeepSpeed and Megatron write.
 _TRAINING = re.compile(
     r"(.*_)?optim(izer)?s?\d*((?-i:[_A-Z]).*)?|opt_state.*|(.*_)?rngs?(_.*)?|(.*_)?random_states?(_.*)?|"

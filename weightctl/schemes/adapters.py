@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header
 
-__all__ = ["Adapter", "adapter", "is_adapter_checkpoint"]
-
 # Infixes of the names of the second and the first matrix of a pair, and the axis of the second that
 # is the rank. PEFT, kohya's sd-scripts and diffusers store the second as [out, r], MLX as [r, out].
 _PAIRS = (

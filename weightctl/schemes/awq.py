@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["AWQ", "SCHEME"]
-
 _FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
 # The columns of the values in a word, in the order of AutoAWQ's kernels.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     """Return a weight if the config states this scheme; shapes do not determine it."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["BNB_NF4", "SCHEME"]
-
 _KINDS = ("nf4", "fp4")
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in _KINDS)
 _MAP, _NESTED, _NESTED_MAP = (

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["is_activation_scale", "is_buffer", "is_optimizer_state"]
-
 # Names of tensors that models create when they are built, or update in training without an
 # optimizer.
 _BUFFERS = frozenset({

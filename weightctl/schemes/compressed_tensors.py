@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["SCHEME", "W4A16", "W8A16"]
-
 # The word of packed integers, and of packed zero points.
 _WORD, _WORD_BITS = "I32", 32
 

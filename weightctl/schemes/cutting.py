@@ -13,22 +13,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.tensors import SchemeTensors
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "Along",
-    "Axes",
-    "cut_beside",
-    "cut_blockwise",
-    "cut_companion",
-    "cut_groups",
-    "cut_in_ratio",
-    "cut_packed",
-    "cut_transposed",
-    "cut_upright",
-    "is_ordered",
-    "refuse_other_axes",
-    "spans_blocks",
-]
-
 # Tensors that have an element for each scale, or one for the whole tensor or each expert.
 _LIKE_SCALES = (
     "weight_zero_point", ".zero_points", ".qzeros", "_zero_point", ".biases", ".qbiases",

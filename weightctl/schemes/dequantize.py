@@ -11,8 +11,6 @@ from weightctl.weights.tree import header_of, source_of
 if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["dequantize_weights"]
-
 
 def dequantize_weights(
     weights: Checkpoint, *, in_blocks: bool, keeps_shapes: bool = False

@@ -9,8 +9,6 @@ from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 _OTHERS = (".q_scale_max", ".q_groups", ".q_invperm", ".q_perm", ".q_group_map")
 
 

@@ -9,8 +9,6 @@ from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
 if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     if len(candidate.numbers.shape) != 3:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 _NAMES = NameEndings(".scale", ".weight", ".weight", ("NVFP4",), (".input_scale",))
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["MXFP4_EXPERTS", "SCHEME"]
-
 # The modules that openai/gpt-oss-20b's config leaves out.
 _KEPT = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
 # The names of Hugging Face's checkpoint, and of the original one.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["GPTQ", "GPTQ_8BIT", "SCHEME"]
-
 # Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
 

@@ -10,8 +10,6 @@ from weightctl.schemes.scheme import BITS, LogicalWeight, NameEndings, Scheme
 if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 _OTHERS = (
     ".shape", ".nbits", ".zero", ".group_size", ".axis", ".packing", ".unpack_view_dtype",
     ".view_as_float", ".quant_scale", ".quant_zero", ".compute_dtype", ".offload_meta",

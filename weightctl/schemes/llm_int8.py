@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["BNB_INT8", "SCHEME"]
-
 _NAMES = (NameEndings(".SCB", ".weight", ".weight", ("I8",), (".weight_format",)),)
 # The float32 that bitsandbytes' kernels use for 1 / 127.
 _PER_127 = 7.874015718698502e-3

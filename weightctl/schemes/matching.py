@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.tree import Checkpoint
 
-__all__ = [
-    "MARKS",
-    "Entry",
-    "Quantized",
-    "count_parameters",
-    "find_quantized",
-    "list_layers",
-    "list_scheme_tensors",
-    "load_schemes",
-    "read_entries",
-    "refuse_separated",
-]
-
 # Endings of the names of scales. A scheme's record is loaded if there is a name with its ending.
 MARKS = tuple(dict.fromkeys(ending for line in SCHEMES.values() for ending in line.scales))
 # The maximum size of a tensor whose content is read.

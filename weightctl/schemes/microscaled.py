@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding import BlockGrid, PackedNumbers, SchemeTensors
     from weightctl.schemes.scheme import Candidate
 
-__all__ = [
-    "MICROSCALED_NAMES",
-    "MXFP_BLOCK",
-    "NVFP_BLOCK",
-    "cut_blocks",
-    "cut_microscaled",
-    "infer_mxfp",
-    "infer_nvfp",
-    "make_block_grid",
-    "read_float_codes",
-]
-
 MICROSCALED_NAMES = (*SCALED, COMPRESSED, MLX)
 # Block sizes and encodings of the scales; MLX stores NVIDIA's scales as U8.
 MXFP_BLOCK, _MXFP_SCALES = 32, ("U8", "F8_E8M0")

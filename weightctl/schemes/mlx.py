@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["MLX_4BIT", "MLX_8BIT", "MLX_MXFP4", "SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     """Return a weight in groups; only the config states their size."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     if is_plain(candidate) or len(candidate.numbers.shape) < 2:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["MXFP4", "SCHEME", "decode", "pack"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     return infer_mxfp(candidate, 4)

@@ -10,8 +10,6 @@ from weightctl.schemes.scheme import Scheme
 if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     return infer_mxfp(candidate, 6)

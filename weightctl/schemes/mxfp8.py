@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["MXFP8", "SCHEME"]
-
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     return infer_mxfp(candidate, 8)

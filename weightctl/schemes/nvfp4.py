@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate, LogicalWeight
 
-__all__ = ["NVFP4", "NVFP4A16", "SCHEME"]
-
 _ABOVE = ("weight_scale_2", ".weight_global_scale")
 # The number of elements in a block of ggml's NVFP4.
 _GGML_BLOCK = 64

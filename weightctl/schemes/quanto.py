@@ -9,8 +9,6 @@ from weightctl.schemes.scheme import NameEndings, Scheme
 if TYPE_CHECKING:
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["SCHEME"]
-
 _OTHERS = (".weight._shift", ".input_scale", ".output_scale")
 
 

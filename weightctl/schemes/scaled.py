@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.scheme import Candidate
 
-__all__ = ["FP8", "FP8_BLOCK", "FP8_DYNAMIC", "SCHEME", "is_plain"]
-
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 _ZERO_ENDINGS = ("weight_zero_point", *_ZEROS)

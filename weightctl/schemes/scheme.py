@@ -22,25 +22,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.settings import Settings
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "ACTIVATIONS",
-    "BITS",
-    "COMPRESSED",
-    "MLX",
-    "QWEIGHT",
-    "SCALED",
-    "Candidate",
-    "LogicalWeight",
-    "NameEndings",
-    "Scheme",
-    "align_counts",
-    "covers",
-    "divide_exactly",
-    "divide_up",
-    "read_shape",
-    "tiles",
-]
-
 # Usual widths first, because some small shapes fit several widths.
 BITS = (4, 8, 2, 3, 6, 5, 7, 1)
 _INTEGERS = {"I32": "i", "I64": "q"}

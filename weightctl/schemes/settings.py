@@ -16,16 +16,6 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "SETTINGS_FILES",
-    "SETTINGS_KEYS",
-    "Settings",
-    "is_plain_comfy",
-    "read_settings",
-    "read_settings_file",
-    "without_settings",
-]
-
 # Keys of quantization settings in a config.json, and in the config of a text model in it.
 SETTINGS_KEYS = ("quantization_config", "quantization", "compression_config")
 # Files beside config.json that older tools write instead, and the `quant_method` that they are for.

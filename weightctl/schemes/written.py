@@ -11,17 +11,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.encoding import WeightEncoding
 
-__all__ = [
-    "GROUPS",
-    "SchemeChoice",
-    "SchemeOptions",
-    "WrittenScheme",
-    "accept_any",
-    "describe_compressed",
-    "describe_mixture",
-    "refuse_groups",
-]
-
 # Group sizes that engines support, the usual one first.
 GROUPS = (128, 64, 32)
 # The library whose settings have groups of modules.

@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Grid, Part, Range
 
-__all__ = [
-    "CutModel",
-    "cut",
-    "cut_stored_tensors",
-    "groups",
-    "keep_in_stages",
-    "refuse",
-    "signature",
-]
-
 _EXPERTS = "expert_parallel"
 
 

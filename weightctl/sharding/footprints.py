@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "Footprint",
-    "WeightFootprint",
-    "own_part",
-    "plain",
-]
-
 
 class Footprint(NamedTuple):
     """A stored tensor of a weight.

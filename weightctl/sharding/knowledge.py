@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["CheckpointKnowledge", "gather_knowledge"]
-
 
 class CheckpointKnowledge(NamedTuple):
     """The weights of a checkpoint by name, and the model that they form.

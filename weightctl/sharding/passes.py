@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
 
-__all__ = ["Content", "Pass", "RankPlan"]
-
 # If the byte ranges of a shard are shorter than this, the shards of several ranks are made in one
 # pass, which reads the whole tensor.
 _LEAST_RUN = 1 << 16

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 
-__all__ = ["PlacedWeight", "place_weights"]
-
 _LAYER, _EXPERTS = "{}", "experts"
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
-__all__ = ["ShardPlan", "ranks_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.split import Grid, Whole
 
-__all__ = ["STRATEGIES", "CutRule", "CutRules", "NamedStrategy", "make_rules", "read_rules"]
-
 _FORM = (
     "write [tensors], then lines like 'o_proj' = 'columnwise' or 'qkv' = { strategy = "
     "'stacked_qkv', heads = 32, kv_heads = 8, head_dim = 128 }"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.split import Grid
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["LAYOUTS", "CutRulesLike", "shard_plan", "shardings"]
-
 RANKS, VLLM = LAYOUTS = ("ranks", "vllm")
 
 

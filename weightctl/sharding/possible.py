@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Possible", "possible"]
-
 
 class Possible(NamedTuple):
     """A number of ranks, and the error if a checkpoint cannot be split for it; otherwise None."""

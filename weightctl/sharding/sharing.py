@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Heads
 
-__all__ = ["share_among_ranks"]
-
 
 def share_among_ranks(group: Sequence[PlacedWeight], ranks: int) -> Shared:
     """Return the ranges of each rank for a group of weights that are divided in the same way.

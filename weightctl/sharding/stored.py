@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["as_meant", "stored_weights"]
-
 _ALONE = (
     "it looks like a part of a quantized weight, but the shape of the weight cannot be determined"
 )

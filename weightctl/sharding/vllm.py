@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.vllm_names import VllmFamily
 
-__all__ = ["vllm_plan"]
-
 _PROJECTED = ".qkv_proj.weight"
 _STRATEGIES = {2: "gate_up", 3: "stacked_qkv"}
 _FEW = 3

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.vllm_names import VllmFamily
 
-__all__ = ["family_of"]
-
 _ENCODINGS = ("F32", "F16", "BF16")
 _RANKS = 'use --layout ranks (layout="ranks" in Python), which supports this checkpoint'
 _REPACKED = (

@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.family import TensorNames
 
-__all__ = [
-    "PADDED_TO",
-    "POSITION_IDS",
-    "RELEASE",
-    "SCALES",
-    "VLLM_FAMILIES",
-    "VllmFamily",
-    "in_vllm",
-]
-
 RELEASE = "0.33.0"
 # Embeddings are padded with zero rows to a multiple of this (`DEFAULT_VOCAB_PADDING_SIZE`).
 PADDED_TO = 64

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Heads, Part, Range
 
-__all__ = ["Shares"]
-
 # The largest number of ranks to suggest, which is more than one model uses.
 _MOST = 1024
 

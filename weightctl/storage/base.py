@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import FileRange
 
-__all__ = [
-    "Bytes",
-    "CommitOptions",
-    "Entry",
-    "Reader",
-    "Store",
-    "StoredObject",
-    "UploadedPart",
-    "Uploads",
-    "Writer",
-    "cannot_write",
-]
-
 Bytes = bytes | bytearray | memoryview
 
 

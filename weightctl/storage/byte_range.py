@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["ByteRange", "FileRange", "HeldRange"]
-
 
 class ByteRange(Protocol):
     """A contiguous range of bytes; offsets are relative to its first byte."""

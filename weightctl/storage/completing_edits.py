@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.pending_edits import EditedFile
 
-__all__ = ["complete_edit", "record_edit"]
-
 _CHUNK = 1 << 20
 
 

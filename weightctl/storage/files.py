@@ -12,19 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader, Store
 
-__all__ = [
-    "exists",
-    "file_size",
-    "is_directory",
-    "is_file",
-    "is_pending",
-    "list_names",
-    "open_reader",
-    "prepare",
-    "read_start",
-    "refresh",
-]
-
 
 def _at(path: str) -> tuple[Store | None, str]:
     """Return the storage of a path or URL (None for local files), and its name without secrets."""

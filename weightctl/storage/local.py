@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Bytes
 
-__all__ = ["FileReader", "FileWriter"]
-
-
 # Without MAP_NORESERVE, writable pages reserve memory, and a tensor may be larger than the memory.
 _PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 _WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE

@@ -12,21 +12,6 @@ from weightctl.system.registry import load
 if TYPE_CHECKING:
     from weightctl.storage.base import Store
 
-__all__ = [
-    "STORAGES",
-    "Location",
-    "absolute",
-    "forget_credentials",
-    "full_url",
-    "has_commits",
-    "hint_for_missing",
-    "is_remote",
-    "parse_location",
-    "split_url",
-    "store_of",
-    "without_file_scheme",
-]
-
 
 class StorageLine(NamedTuple):
     """A line of the table of storages.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-__all__ = ["forget_own_edit", "is_own_edit", "note_own_edit", "own_edit_path"]
-
 
 def own_edit_path(directory: str) -> str:
     """Return the path of the file that knows the journal of an edit in a directory."""

@@ -24,21 +24,6 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "MARKER",
-    "MOST_BYTES",
-    "EditedFile",
-    "PendingEdit",
-    "PendingReader",
-    "digest_of",
-    "edit_path",
-    "find_edit",
-    "find_edited",
-    "format_edit",
-    "open_local",
-    "refuse_changed",
-]
-
 # It is not the beginning of a GGUF file, and as the length of a safetensors header it is too large.
 MARKER = b"wctledit"
 _SIZE = len(MARKER)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["PipeWriter", "wait_for_room", "write_all"]
-
 _COPY = 1 << 20
 # The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
 # wait less for each other. It is the default limit for users on Linux.

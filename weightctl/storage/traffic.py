@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
 
-__all__ = ["TRAFFIC", "Traffic", "TrafficCounts"]
-
 
 class TrafficCounts(NamedTuple):
     """The number of requests, the bytes that were received and sent, and the number of retries."""

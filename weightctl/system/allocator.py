@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-__all__ = ["keep_memory", "share_memory"]
-
 # Parameters of glibc's mallopt. Parts that are uploaded are larger than `_LARGE`, and what is
 # received at a time is smaller.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MOST_ARENAS = -1, -3, -8

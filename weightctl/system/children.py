@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import IO
 
-__all__ = ["limit_process", "start_python"]
-
 # What a child that parses an untrusted file gets of the environment. There are no credentials.
 _HARMLESS = frozenset(
     {

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["without_collection"]
-
 
 @contextmanager
 def without_collection() -> Generator[None, None, None]:

@@ -14,15 +14,6 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-__all__ = [
-    "clone_range_at",
-    "copy_range_at",
-    "read_ahead",
-    "reserve",
-    "send_range",
-    "start_writing_back",
-]
-
 _KEEP_SIZE = 1
 _SYNC_FILE_RANGE_WRITE = 2
 # The request of `ioctl` that makes files share blocks (linux/fs.h), and its argument: the

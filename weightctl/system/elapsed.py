@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["seconds_elapsed", "start_clock"]
-
 
 class _Clock:
     """The time when the command began: at `start_clock`, or else when this module was imported."""

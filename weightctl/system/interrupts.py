@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["defer_signals"]
-
 
 @contextmanager
 def defer_signals() -> Generator[None, None, None]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ["begin_phase", "listening"]
-
 
 class _Listeners:
     """The functions that listen for phases; only the last one is called."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["load", "load_on_use"]
-
 
 def load(reference: str) -> Any:
     """Return the object that `package.module` or `package.module:name` refers to.

@@ -5,25 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = [
-    "EDIT",
-    "JOURNAL",
-    "JOURNAL_PART",
-    "RANKS",
-    "REST",
-    "SWITCH",
-    "TEMPORARY",
-    "aside_name",
-    "asides_of",
-    "is_temporary",
-    "loadable_name",
-    "new_token",
-    "ranks_name",
-    "temporary_name",
-    "token_of",
-    "without_temporary",
-]
-
 # Suffixes that loaders check.
 _LOADABLE = (".safetensors", ".json")
 # Suffix of the journal, after the name of a temporary file or directory.

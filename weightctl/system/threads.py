@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future, ThreadPoolExecutor
 
-__all__ = ["Memory", "cores", "map_in_threads", "thread_count"]
-
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["from_byte_level", "to_byte_level"]
-
 # Printable characters of Latin-1 stand for their own byte. The other bytes get the characters from
 # here on, in order.
 _FIRST = 256

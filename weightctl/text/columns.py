@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["width", "wrap_text"]
-
 # Spaces, except between a number and its unit.
 _BETWEEN_WORDS = re.compile(r" (?!%)(?!(?<=\d )(?:nats|[kMGT]i?B?|B)\b)")
 

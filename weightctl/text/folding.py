@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-__all__ = ["group_alike", "mask_numbers"]
-
 _Item = TypeVar("_Item")
 
 # A number that is a whole segment of a dotted name.

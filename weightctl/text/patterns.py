@@ -12,8 +12,6 @@ from weightctl.errors import ConversionError, WeightctlError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["regular_expression", "select_names"]
-
 # `[0-27]` or `[0-2,14]`. With single digits, brackets match one of these characters, as in a shell;
 # so does `[10]`, which a listing never shows.
 _NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")

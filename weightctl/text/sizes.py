@@ -6,8 +6,6 @@ import re
 
 from weightctl.errors import WeightctlError
 
-__all__ = ["format_count", "format_size", "parse_size"]
-
 _UNITS: dict[str, int] = {
     unit + suffix: base**power
     for power, unit in enumerate("kmgtp", start=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
-__all__ = ["is_list", "is_object", "is_sequence", "is_slice", "is_text_map", "is_tuple"]
-
 
 def is_list(content: object) -> TypeGuard[list[Any]]:
     """Whether a value is a JSON array."""

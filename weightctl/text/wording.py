@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["join_names", "list_first", "number", "percent", "pluralize", "printable", "say_more"]
-
 
 def printable(text: str) -> str:
     """Return text with control characters, line breaks and other unprintable characters escaped."""

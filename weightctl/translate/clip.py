@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header
 
-__all__ = ["ClipConvention", "find_clip", "plan_clip"]
-
 ClipConvention: TypeAlias = Literal["openai", "hugging_face"]
 
 _TITLES: dict[ClipConvention, str] = {"openai": "OpenAI", "hugging_face": "Hugging Face"}

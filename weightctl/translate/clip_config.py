@@ -17,18 +17,6 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "ClipModel",
-    "ClipTower",
-    "is_as_openai",
-    "make_clip_config",
-    "make_image_config",
-    "make_open_clip_config",
-    "read_clip_config",
-    "read_open_clip_config",
-    "read_tower_sizes",
-]
-
 _HEAD = 64
 _EPSILON = 1e-5
 _TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Header
 
-__all__ = ["IGNORED", "JIT_SIZES", "ClipForm", "ClipPair", "is_openai_clip", "list_clip_pairs"]
-
 # How the tensors of Hugging Face make one of OpenAI's: alone, transposed, or one after the other.
 ClipForm: TypeAlias = Literal["same", "transposed", "joined"]
 

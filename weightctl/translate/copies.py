@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["check_copies", "is_same"]
-
 # The number of blocks of both tensors that are read at a time.
 _RUN = 1 << 18
 

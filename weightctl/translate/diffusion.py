@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["plan_diffusion"]
-
 _TITLES: dict[NamingConvention, str] = {"gguf": "original", "hugging_face": "diffusers"}
 # ComfyUI-GGUF's converter stores tensors of up to this many values in float32.
 _FEW_VALUES = 1024

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Translation", "translate"]
-
 _NO_TOKENIZER = "none"
 _MOST_NAMED = 4
 _POOLING = (

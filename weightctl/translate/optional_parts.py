@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
-__all__ = [
-    "OptionalPart",
-    "describe_without_mtp",
-    "leave_out_mtp",
-    "place_mtp",
-]
-
 
 class OptionalPart(Enum):
     """A part of a model that can be left out."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["make_unquantized_config", "store_in_own_dtypes"]
-
 # Names of dtypes in config.json, and ours; models are not trained in others.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["ModelPart", "Names", "plan_of"]
-
 _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
     "transformers loads, write to a directory (OUT/)"

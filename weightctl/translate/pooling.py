@@ -14,8 +14,6 @@ from weightctl.weights.metadata import MetadataValue
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["pooling_keys"]
-
 # llama.cpp's `llama_pooling_type`, by keys in the config of a `Pooling` module.
 _KINDS = {
     "pooling_mode_mean_tokens": 1,

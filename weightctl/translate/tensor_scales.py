@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["add_tensor_scales"]
-
 # The architectures whose graphs in llama.cpp (src/models) pass the scale of every matrix that can
 # have one. In all others the feed-forward layers, or the experts, ignore it.
 _APPLIED = frozenset({

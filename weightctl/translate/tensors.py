@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     # A part of a tensor, and the tensor of the model.
     Member = tuple[TensorNames, ReadableTensor]
 
-__all__ = ["translate_tensors"]
-
 
 def translate_tensors(
     checkpoint: RecognizedModel, convention: NamingConvention

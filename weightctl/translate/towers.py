@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from weightctl.families.towers.tower import BreakToken
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["join_tower", "translate_tower"]
-
 _MOST_NAMED = 4
 _TIED, _DTYPE = "tie_word_embeddings", "torch_dtype"
 _TOKENS = "tokenizer.ggml.tokens"

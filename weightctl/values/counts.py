@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     I64 = NDArray[np.int64]
 
-__all__ = ["PERCENTILES", "WORDS", "Statistics", "ValueCounts"]
-
 # The number of words of 16 bits.
 WORDS = 1 << 16
 # The percentiles of magnitudes that `Statistics` has.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["can_measure", "decode_floats", "measure_counts", "split_range"]
-
 # The bytes in a thread's unit of work, the bytes that it reads at once, and the values that it
 # decodes at once.
 _PIECE, _READ, _TILE = 1 << 25, 1 << 20, 1 << 16

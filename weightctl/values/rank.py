@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     F32 = NDArray[np.float32]
 
-__all__ = ["estimate_rank", "has_rank"]
-
 # Matrices with at most this number of columns are computed exactly.
 _EXACT = 512
 # The numbers of random vectors that find the largest directions, and that measure the others.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Selection", "parse_selection", "read_selection"]
-
 _INTEGER = r"[+-]?\d{1,18}"
 _SLICE = re.compile(rf"({_INTEGER})?:({_INTEGER})?(?::({_INTEGER})?)?")
 _HINT = "use indices as in NumPy: '0', '0:4', '0:4, :8', '..., -1'"

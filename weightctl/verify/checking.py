@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.verify.request import Request
 
-__all__ = ["verify"]
-
 _MOST_ENCODINGS = 3
 
 

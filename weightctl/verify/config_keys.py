@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import Fields, Key, Seen
 
-__all__ = ["Spelling", "find_spelling"]
-
 # The fields of RoPE scaling that config.json has, and the field that GGUF has in their place.
 _LOUDNESS = {
     f"scaling.{name}": "scaling.attention_share"

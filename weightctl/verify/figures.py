@@ -15,26 +15,6 @@ from weightctl.verify.ranking import sort_worst_first
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "Activation",
-    "Divergence",
-    "Figures",
-    "FiniteFigures",
-    "ForwardFigures",
-    "LayerDivergence",
-    "MatrixGain",
-    "MetadataFigures",
-    "NamesFigures",
-    "NextToken",
-    "StructureFigures",
-    "TensorError",
-    "ValuesFigures",
-    "describe_differences",
-    "describe_range",
-    "list_unequal",
-    "show_cosine",
-]
-
 
 class Figures(ABC):
     """The figures of a check; each check has its own dataclass."""

@@ -10,8 +10,6 @@ from weightctl.storage.files import is_directory, list_names, open_reader
 from weightctl.storage.location import is_remote
 from weightctl.verify.request import Subject
 
-__all__ = ["require_there"]
-
 
 def require_there(subject: Subject) -> None:
     """Raise the error of opening a checkpoint if its path or format is probably a mistake.

@@ -10,15 +10,6 @@ if TYPE_CHECKING:
 
     from weightctl.verify.figures import MatrixGain, TensorError
 
-__all__ = [
-    "badness_of",
-    "choose_title",
-    "excess_of",
-    "ratio_to_usual",
-    "sort_strangest_first",
-    "sort_worst_first",
-]
-
 
 def ratio_to_usual(value: float, usual: float) -> float:
     """Return a value as a multiple of the usual one; 1 if both are 0, infinite for NaN."""

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
 
 
-__all__ = ["Request", "Subject", "require_consistent"]
-
-
 class Subject:
     """A checkpoint at a path, which is opened, recognized and read on first use.
 

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = [
-    "LISTED_APART", "MOST_NAMED", "Explanation", "Findings", "Problem", "Report", "Result",
-    "keep_first",
-]  # fmt: skip
-
 # A damaged file may cause thousands of similar problems; only the first ones are listed.
 MOST_NAMED = 20
 # Up to this many problems with one cause are listed one by one; more of them are one problem.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.verify.request import Request, Subject
 
-__all__ = ["CheckJob", "Workers", "run_units"]
-
 _Unit = TypeVar("_Unit")
 _Made = TypeVar("_Made")
 

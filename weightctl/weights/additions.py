@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["Addition", "added_method", "missing", "refuse_call", "wrong_index"]
-
 ResultT = TypeVar("ResultT")
 ParametersT = ParamSpec("ParametersT")
 

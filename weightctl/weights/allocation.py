@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.weights.request import AllocationRequest
     from weightctl.weights.source import Source
 
-__all__ = ["Allocations"]
-
 # The only upward imports: the graph's `Weight` and where it is used, imported on use.
 _ABOVE = {
     "graphs": "weightctl.graph.scope:graphs",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.buffer import Buffer
 
-__all__ = ["ArrayMethods", "ArrayOperators"]
-
 _Leaf: TypeAlias = "Callable[[Any], Any]"
 
 # Arguments that NumPy writes into: a temporary array would receive the result instead.

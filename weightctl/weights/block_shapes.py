@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.shape import ShapeLike
 
-__all__ = ["in_bytes", "in_elements"]
-
 
 def in_elements(name: str, shape: ShapeLike, encoding: Encoding) -> Shape:
     """Return the shape in elements of an array of blocks, from its shape in bytes.

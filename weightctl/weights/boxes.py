@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part, Range
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "Box",
-    "Overlap",
-    "assemble",
-    "boxes",
-    "boxes_of_run",
-    "byte_part",
-    "byte_shape",
-    "collect",
-    "find_overlaps",
-    "scatter",
-]
-
 # The most bytes that are read at a time into a buffer of their own.
 _MOST_BESIDE = 1 << 20
 

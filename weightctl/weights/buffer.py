@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.weights.dlpack import DLPackArray
 
-__all__ = ["Buffer"]
-
 
 class Buffer(ArrayMethods):
     """Contiguous bytes in native order, with a dtype and a shape.

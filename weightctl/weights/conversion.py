@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["convert_bytes", "drops_fractions", "require_astype", "require_convertible"]
-
 
 def drops_fractions(source: Encoding, target: Encoding) -> bool:
     """Whether a conversion would drop fractions: from fractional values to integers or booleans."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.dlpack import DLPackArray
     from weightctl.weights.source import Source
 
-__all__ = ["WeightData", "dtype_of_stored"]
-
 
 class WeightData(ArrayMethods):
     """The data of a tensor with its name, dtype and shape.

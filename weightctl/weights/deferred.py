@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.source import Source
 
-__all__ = ["Absent", "Assembled", "Deferred"]
-
 
 class Deferred:
     """A tensor of a source, read and converted to an encoding on first use."""

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.source import Source
 
-__all__ = [
-    "Combined",
-    "Derived",
-    "DerivedTensor",
-    "ReadableTensor",
-    "Step",
-    "StoredTensor",
-    "tensor_of",
-]
-
 
 class ReadableTensor(Protocol):
     """A tensor whose bytes can be read."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CPU", "DLPackArray", "export", "on_cpu", "take"]
-
 CPU = (1, 0)
 _CODES = {
     DType.bool: 6, DType.complex64: 5, DType.complex128: 5, DType.bfloat16: 4,

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.data import WeightData
 
-__all__ = ["difference"]
-
 
 def difference(one: WeightData, other: WeightData) -> str:
     """Return how two tensors differ; empty if they are equal.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.weights.source import Source
 
-__all__ = ["FileBuffer"]
-
 
 class FileBuffer(Buffer):
     """A `Buffer` over a mapping; it records the source and the name of its tensor.

@@ -15,8 +15,6 @@ from weightctl.weights.tree import Checkpoint, header_of
 if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["as_checkpoint", "declare_weights", "loaded_checkpoint"]
-
 # The members of `Weights`, without those that every class has.
 _MEMBERS = (
     "name", "allocated_weights", "exists", "data", "items", "allocate", "__getattr__",

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Extent", "Header", "Leaf", "Origin", "StoredBlocks", "TensorInfo"]
-
 
 class TensorInfo(NamedTuple):
     """A tensor's name, logical shape (outermost dimension first) and encoding."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = ["read_json"]
-
 
 def read_json(
     file: Reader,

@@ -17,19 +17,6 @@ from weightctl.text.untyped import is_list, is_sequence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "INTEGERS",
-    "TEXT",
-    "MetadataValue",
-    "as_json",
-    "element_type",
-    "from_json",
-    "is_type",
-    "parse_value",
-    "text",
-    "to_json",
-]
-
 TEXT = "text"
 INTEGERS = {
     f"{sign}{bits}": (-(1 << bits - 1) if sign == "i" else 0, (1 << bits - (sign == "i")) - 1)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["TreeNode", "build_tree", "find", "is_number", "natural", "walk"]
-
 
 class TreeNode:
     """A node of the tree: the tensor with exactly this name, if it exists, and the children."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.dlpack import DLPackArray
 
-__all__ = ["Weights"]
-
 
 @runtime_checkable
 class Weights(Protocol):

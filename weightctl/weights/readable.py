@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["refuse_expanded", "refuse_unknown"]
-
 # The limit for the total size of the tensors, as a multiple of the size of their files: strides of
 # 0 repeat elements, and views of one storage can overlap. Below `_ALWAYS` bytes, which any machine
 # can handle, there is no limit.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["AllocationRequest", "make_request", "of_stored", "require_words"]
-
 
 class AllocationRequest(NamedTuple):
     """The requested dtype, shape, quantization and device of a weight."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Declared", "FileSource", "Held", "Source", "nothing_loaded"]
-
 
 class Source(Protocol):
     """A header, and access to the bytes that it describes, in native byte order."""

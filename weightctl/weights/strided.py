@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["gather"]
-
 _LARGEST_READ = 1 << 20
 # Gaps with fewer bytes are read too, because this costs less than another read.
 _LARGEST_GAP = 1 << 13

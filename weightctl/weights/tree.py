@@ -33,16 +33,6 @@ if TYPE_CHECKING:
     from weightctl.weights.nodes import TreeNode
     from weightctl.weights.source import Source
 
-__all__ = [
-    "Checkpoint",
-    "allocations_of",
-    "find_stored_name",
-    "header_of",
-    "info_of",
-    "root_of",
-    "source_of",
-]
-
 
 class _Tree:
     """The nodes of a source's names, created on first use, and the allocated weights.

@@ -20,17 +20,6 @@ from weightctl.system.temporary import JOURNAL, RANKS, TEMPORARY, is_temporary, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator
 
-__all__ = [
-    "clear_leftovers",
-    "entrance",
-    "find_journal",
-    "find_leftovers",
-    "is_same_directory",
-    "lock_path",
-    "refuse_other_runs",
-    "remove_path",
-]
-
 
 def lock_path(path: str) -> int:
     """Open a file or directory, and lock it until it is closed; `OSError` if it is locked."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.write.journal import OpenJournal, Purpose, Record
     from weightctl.write.outcome import Outcome
 
-__all__ = ["CommitRun", "hold_commit"]
-
 _TITLES = {"gguf": "GGUF", "pytorch": "PyTorch"}
 _LONGEST = 60
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.write.save import Saved
     from weightctl.write.targets import Target
 
-__all__ = ["Conversion", "notes_on"]
-
 # The number of tensors that are named; the others are only counted.
 _WORST = 5
 _LONGEST = 80

@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, Portion, Task
 
-__all__ = [
-    "DEFAULT_MEMORY",
-    "ConversionWork",
-    "Filled",
-    "add_loss",
-    "count_threads",
-    "memory_budget",
-]
-
 DEFAULT_MEMORY = 256 << 20
 # A thread needs at least this number of bytes: with smaller chunks, the interpreter would take most
 # of the time.

@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["NonFinite", "convert"]
-
-
 _LEAST_MEMORY = 4_000_000
 
 _RECIPE_OF_PARTS = (

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["describe", "describe_shards", "identify_run", "input_files"]
-
 # The paths of ranks' files: in a directory for each rank or, as vLLM expects, in one directory.
 _PATHS = {"ranks": "rank-{rank}/model{suffix}", "vllm": "model-rank-{rank}-part-0{suffix}"}
 # The number of problems that an error lists.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["Altered", "compute_digests", "count_checked_bytes", "find_altered", "refuse_altered"]
-
 _CHUNK = 4 << 20
 _MOST_NAMED = 5
 

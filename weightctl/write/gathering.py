@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.save import Saved
 
-__all__ = ["Gathering", "gather", "gathering", "put_together"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gathering:

@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Writer
 
-__all__ = [
-    "Journal",
-    "Purpose",
-    "Record",
-    "Recorder",
-    "format_line",
-    "format_record",
-    "parse_entries",
-    "parse_journal",
-    "read_journal",
-]
-
 # A run does not write a journal in its first seconds, since starting over is cheap.
 BEGIN_AFTER = 0.5
 # Waiting for a disk takes long, so work is recorded at this interval, in seconds; work after the
@@ -191,7 +179,9 @@ class OpenJournal(Protocol):
 class BeginJournal(Protocol):
     """A function that begins a journal with a run's purpose, and an earlier run's records."""
 
-    def __call__(self, purpose: Purpose, records: Iterable[Record], /) -> OpenJournal: ...
+    def __call__(self, purpose: Purpose, records: Iterable[Record], /) -> OpenJournal:
+        """Begin a journal."""
+        ...
 
 
 class Recorder:

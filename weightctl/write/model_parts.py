@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
-__all__ = ["ModelParts", "find_parts", "make_plan"]
-
 
 class ModelParts(NamedTuple):
     """Which part of a multimodal model is written, and what is known of its tower.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.write.targets import Target
 
-__all__ = ["Outcome"]
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Outcome:

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from weightctl.write.partial import Partial
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["Work", "Written", "count_kept_bytes", "write_output"]
-
-
 # Errors after which a run is not continued: impossible conversions, and faults of the program.
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _CONTINUES = "the same command continues where this one stopped"

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
-__all__ = ["Partial", "find_kept", "find_shared_files", "hold_output", "write_files"]
-
 
 class Partial:
     """The temporary files of a run, which get their final names when all of them are complete.

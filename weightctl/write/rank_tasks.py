@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.weights.boxes import Box, Overlap
     from weightctl.write.outcome import Outcome
 
-__all__ = ["RankWork"]
-
 # The number of bytes to read at a time: they are still in a cache when they are hashed and written.
 # With fewer bytes, threads would wait for each other more often.
 _CHUNK = 1 << 20

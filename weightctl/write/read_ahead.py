@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["RemoteReads"]
-
 # The largest size of a requested range.
 _LARGEST = 8 << 20
 

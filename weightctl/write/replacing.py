@@ -22,8 +22,6 @@ from weightctl.system.temporary import aside_name, loadable_name, temporary_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["complete", "exchange", "name_files", "rename", "sync_directory"]
-
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.write.outcome import Outcome
 
-__all__ = ["is_kept", "list_replaced_files", "refuse_files"]
-
 _CARD = "README.md"
 _REPLACE = "to replace it, use --force (force=True in Python)"
 

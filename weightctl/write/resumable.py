@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.write.executors.markers import Markers
     from weightctl.write.journal import Purpose, Record
 
-__all__ = ["ResumableFiles", "find_resumable"]
-
 
 class ResumableFiles(NamedTuple):
     """The state of a stopped run: the token of its file names, and its records.

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
-__all__ = ["Saved", "save"]
-
 
 class Saved(NamedTuple):
     """The result of a save: the files, the time in seconds, and the rounding errors by tensor.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.write.journal import Record
     from weightctl.write.outcome import Outcome
 
-__all__ = ["SeamWriter"]
-
 _COPY = 1 << 20
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
-__all__ = ["ShardedOutput", "list_notes", "save_shards", "shard"]
-
 
 def save_shards(
     plan: ShardPlan,

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.write.conversion_tasks import ConversionWork, Filled
     from weightctl.write.outcome import Outcome
 
-__all__ = ["open_stream", "write_stream"]
-
 # The size of tasks. A pipe takes chunks in order, so tasks are small.
 _STREAMED = 2 << 20
 

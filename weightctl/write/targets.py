@@ -38,20 +38,6 @@ from weightctl.text.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = [
-    "STDOUT",
-    "Target",
-    "check_new_file",
-    "check_place",
-    "is_stream",
-    "make_older_error",
-    "refuse_inputs",
-    "refuse_place",
-    "refuse_what_is_there",
-    "stream_name",
-    "target",
-]
-
 STDOUT = "-"
 _NO_OPTIONS = CommitOptions()
 _STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}

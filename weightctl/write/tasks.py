@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item, Plan
 
-__all__ = [
-    "BANDWIDTH",
-    "MAX_COPY",
-    "Chunk",
-    "KeyedTask",
-    "Portion",
-    "Task",
-    "count_read",
-    "cut_chunks",
-    "cut_tasks",
-    "estimate_encoding",
-]
-
 # The working memory in bytes per element that a codec may need (tests check this limit).
 _WORKING = 64
 # The largest chunk, so large that the interpreter's overhead of 0.1 ms per chunk is small.

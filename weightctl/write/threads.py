@@ -15,8 +15,6 @@ from weightctl.system.interrupts import defer_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-__all__ = ["FEWER_THREADS", "StoppedError", "run_all", "run_in_order"]
-
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 

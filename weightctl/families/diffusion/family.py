@@ -11,16 +11,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import NamingConvention
 
-__all__ = [
-    "DiffusionFamily",
-    "ModelSizes",
-    "TensorPair",
-    "fused_linear",
-    "linear",
-    "on_layers",
-    "pair",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPair:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["RecognizedDiffusion", "recognize_diffusion", "split_rows"]
-
 _MOST_NAMED = 20
 _HINT = (
     'to convert the tensors under their present names, use --names keep (names="keep" in Python), '

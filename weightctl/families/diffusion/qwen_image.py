@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.diffusion.family import TensorPair
 
-__all__ = ["FAMILY"]
-
 # The size of heads in published models, and the dimensions of RoPE for the three axes in it.
 _HEAD, _AXES = 128, [16, 56, 56]
 _PATCH = 2

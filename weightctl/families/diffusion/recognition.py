@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import Header
 
-__all__ = ["CONFIG_KEY", "FoundDiffusion", "find_diffusion"]
-
 # The metadata key under which weightctl keeps diffusers' config.json in other files, as JSON text.
 CONFIG_KEY = "diffusers.config"
 # What the names begin with in files that also have text encoders and the VAE.

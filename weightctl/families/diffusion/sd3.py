@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.diffusion.family import TensorPair
 
-__all__ = ["FAMILY"]
-
 # The size of heads in all published models, and the size of images in patches of the VAE.
 _HEAD, _IMAGE = 64, 128
 _NORM, _DUAL, _DUAL_NORM = "norms of queries and keys", "second attention", "its norms"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.diffusion.family import TensorPair
 
-__all__ = ["FAMILY"]
-
 # The size of heads in all published models.
 _HEAD = 128
 _IMAGES, _POSITIONS, _NORM = "images", "positions of images", "norm before attention to texts"

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.families.memory.caches import LayerCache, MemoryOptions
 
-__all__ = ["estimate_compute"]
-
 _FLOAT, _HALF = 4, 2
 # How many vectors of the hidden size are stored beside the widest part.
 _BESIDE_PART = 5

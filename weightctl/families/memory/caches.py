@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.families.family import Family
 
-__all__ = ["CACHE_KINDS", "CacheKind", "LayerCache", "MemoryOptions", "list_caches"]
-
 CacheKind: TypeAlias = Literal["gqa", "mla", "window", "indexer", "compressed", "recurrent"]
 
 # How the kinds are described to users.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.memory.caches import CacheKind, LayerCache, MemoryOptions
 
-__all__ = ["FittingLayers", "KindTotal", "MemoryEstimate", "estimate_memory", "find_overhead"]
-
 _EMBEDDINGS = ("embedding.weight", "layer_inputs.embedding.weight")
 _OUTPUT = "output.weight"
 # A share of the memory for what else a process stores there, such as the context of CUDA. It is

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["AudioConfig", "audio_keys", "describe_extractor", "encoder_lines", "with_usual_sizes"]
-
 # Windows of 30 seconds, and 50 positions per second.
 _POSITIONS = 1500
 # It is not in config.json: transformers has PyTorch's default.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["SIGLIP_ACTIVATION", "SIGLIP_BLOCK", "TOWER"]
-
 _USUAL_MERGE = 4
 
 SIGLIP_ACTIVATION = {"gelu_pytorch_tanh": "gelu", "gelu_new": "gelu", "gelu_fast": "gelu"}

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _LAYERS = "model.vision_tower.encoder.layers."
 _VISION = "model.vision_tower."
 _PROJECTIONS = {

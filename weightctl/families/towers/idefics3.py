@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _EMBEDDINGS = "model.vision_model.embeddings."
 
 

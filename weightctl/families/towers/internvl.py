@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _EMBEDDINGS = "vision_tower.embeddings."
 _LAYERS = "vision_tower.encoder.layer."
 _PROJECTOR = "multi_modal_projector."

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _BLOCK = {
     "ln1": "input_layernorm",
     "attn_q": "self_attn.q_proj",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return with_usual_sizes(document, is_of_whisper=False)

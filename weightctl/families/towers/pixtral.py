@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 # It is not in config.json: transformers and llama.cpp's converter have it in their code.
 _EPSILON = 1e-5
 _BREAK = "v.token_embd.img_break"

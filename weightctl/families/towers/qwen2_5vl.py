@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER", "LayerNumbers"]
-
 _USUAL_FULL = (7, 15, 23, 31)
 # The published models have this value, and transformers' default is another one.
 _FRAMES_PER_SECOND = "tokens_per_second"

@@ -30,25 +30,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
 
-__all__ = [
-    "CALLED",
-    "CLIP_DEVIATION",
-    "CLIP_MEAN",
-    "EPSILON",
-    "FUSED_QKV",
-    "FUSED_QUERIES",
-    "IMAGE_SIZE",
-    "IMAGE_TOKENS",
-    "MERGER_LINES",
-    "MERGE_KEYS",
-    "TOWER",
-    "check_merged",
-    "describe_processor",
-    "frame_fusion",
-    "frame_lines",
-    "output_key",
-]
-
 # The mean and deviation of the pixels that CLIP was trained with.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_DEVIATION = (0.26862954, 0.26130258, 0.27577711)

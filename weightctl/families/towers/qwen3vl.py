@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _USUAL_DEEPSTACK = (8, 16, 24)
 _MERGE = 2
 _BLOCK = {

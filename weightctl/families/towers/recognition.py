@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.towers.tower import Tower
 
-__all__ = ["PREPROCESSOR", "RecognizedTower", "find_own_tower", "read_tower_file"]
-
 # The file that is written; files that are read, the last of which takes precedence.
 PREPROCESSOR = "preprocessor_config.json"
 _READ = (PREPROCESSOR, "processor_config.json")

@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from weightctl.families.family import Extent, Family
     from weightctl.families.keys import Default, Fields
 
-__all__ = [
-    "TEXT_EPSILON",
-    "BreakToken",
-    "Tower",
-    "VisionConfig",
-    "activation_keys",
-    "block",
-    "count_patches",
-    "part",
-    "rope_key",
-    "vision_keys",
-    "with_rope",
-]
-
 # Where the document that the keys of a tower describe has the width of the text model, and the
 # settings of the image processor, which are not in config.json.
 TEXT_WIDTH, TEXT_EPSILON = "text.hidden_size", "text.norm_epsilon"

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
-__all__ = ["TOWER"]
-
 _STACKED = 4
 
 

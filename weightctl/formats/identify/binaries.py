@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Reader
 
-__all__ = [
-    "engine",
-    "openvino",
-    "protobuf",
-    "recognize_tar",
-    "recognize_zip",
-    "table",
-    "translator",
-    "zeros",
-]
-
 _MOST_MEMBERS = 1000
 _MOST_DIRECTORY = 1 << 20
 _LOCAL, _CENTRAL, _END = b"PK\3\4", b"PK\1\2", b"PK\5\6"

@@ -17,8 +17,6 @@ from weightctl.text.wording import list_first
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["nothing_in", "reason"]
-
 _MOST_FILES = 50
 _MOST_DIRECTORIES = 100
 _MOST_LINES = 4

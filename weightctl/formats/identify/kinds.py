@@ -9,19 +9,6 @@ from weightctl.formats import ALL_FORMATS
 from weightctl.storage.pending_edits import MARKER
 from weightctl.system.temporary import EDIT
 
-__all__ = [
-    "AGAIN",
-    "ELSEWHERE",
-    "FORMATS_HINT",
-    "LOGIN",
-    "NAMES",
-    "NO_MODEL",
-    "NUMPY",
-    "STARTS",
-    "UNPACK",
-    "NonCheckpointFile",
-]
-
 
 class NonCheckpointFile(NamedTuple):
     """The kind of a non-checkpoint file, a hint on what to do, and details of this file."""

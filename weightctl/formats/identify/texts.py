@@ -15,8 +15,6 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["document", "page", "plain", "pointer", "show_line"]
-
 _HEAD = 64 << 10
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{1,2000})", re.IGNORECASE)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.storage.base import Reader
 
-__all__ = ["read", "sniff"]
-
 _INTEGER = struct.Struct("<i")
 # The size of the smallest entry: three integers, a name of one byte, and one value.
 _SMALLEST = 17

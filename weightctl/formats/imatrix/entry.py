@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
 
-__all__ = ["ColumnValues", "ColumnWeights", "ImportanceEntry", "Recorded"]
-
 
 class ColumnWeights(Protocol):
     """A weight for each column of each matrix; two-dimensional arrays have this interface."""

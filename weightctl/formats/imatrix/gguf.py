@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
-__all__ = ["read", "sniff"]
-
 _MAGIC = b"GGUF"
 _SUMS = ".in_sum2"
 _COUNTS = ".counts"

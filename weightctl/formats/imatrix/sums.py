@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ColumnSums", "ImportanceSums", "read_sums", "write_dat", "write_gguf"]
-
 _MOST_INTEGER = 2**31 - 1
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
-__all__ = ["main", "read_apart"]
-
 # What the process sends: a kind, then the offset and number of bytes that it needs, or the number
 # of bytes of its result.
 _MESSAGE = Struct("<cQQ")

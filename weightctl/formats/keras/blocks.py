@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["GZIP", "SHUFFLE", "BlockOfFile", "DatasetBlocks"]
-
 GZIP, SHUFFLE = "gzip", "shuffle"
 _DAMAGED = "the file is damaged: check that the download is complete"
 # Decoded chunks that are kept, because the next read often needs the same ones.

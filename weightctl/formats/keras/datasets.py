@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.formats.keras.pages import PagedSource
 
-__all__ = ["DAMAGED", "PlacedDataset", "place_dataset"]
-
 DAMAGED = "the file is damaged or malicious: check that the download is complete"
 _REPACK = "rewrite the file with `h5repack -f NONE -l CONTI`, a tool of HDF5"
 # Sign, exponent and mantissa of bfloat16 as a type of HDF5.

@@ -16,8 +16,6 @@ from weightctl.weights.metadata import text
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["header_from", "to_document"]
-
 
 def to_document(header: Header) -> dict[str, Any]:
     """Return a header as JSON values."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.formats.keras.pages import PagedSource
     from weightctl.formats.keras.walking import FoundDatasets
 
-__all__ = ["name_datasets", "names_of_config"]
-
 _LAYERS, _WEIGHTS, _MODEL = "layer_names", "weight_names", "model_weights"
 _DEEPEST = 50
 _OPERATIONS = "keras.src.ops."

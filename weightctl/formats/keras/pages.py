@@ -6,8 +6,6 @@ import os
 from io import RawIOBase
 from typing import Any, Protocol
 
-__all__ = ["PagedFile", "PagedSource"]
-
 _PAGE = 1 << 16
 _MOST_PAGES = 256
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 
-__all__ = ["read_archive", "read_hdf5"]
-
 _CONFIG, _ABOUT = "config.json", "metadata.json"
 _LONGEST = 1 << 26
 

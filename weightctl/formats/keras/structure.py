@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.formats.keras.walking import Path
     from weightctl.weights.info import Extent, Leaf, TensorInfo
 
-__all__ = ["read_structure"]
-
 # Attributes of the root that become metadata; other attributes describe the groups.
 _KEYS = ("keras_version", "backend", "model_config", "training_config")
 _BFLOAT16 = "2-byte values without a type (V2) are read as BF16, as Keras and ml_dtypes write them"

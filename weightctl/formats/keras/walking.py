@@ -9,8 +9,6 @@ from weightctl.errors import FormatError
 if TYPE_CHECKING:
     from weightctl.formats.keras.pages import PagedSource
 
-__all__ = ["FoundDatasets", "Path", "text_of", "walk"]
-
 Path = tuple[str, ...]
 _DEEPEST = 100
 _LONGEST = 60

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.switch import Switch
 
-__all__ = ["find_in_directory"]
-
 # Suffixes that checkpoints do not have; a directory can contain megabytes of such files.
 _TEXTS = (".json", ".txt", ".md", ".py", ".jinja")
 # Files that trainers write beside the weights, in the format of a checkpoint.

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = [
-    "KERAS_SUFFIX",
-    "Index",
-    "disagreements",
-    "few",
-    "index_of",
-    "list_keras_parts",
-    "merge_index",
-    "read_index",
-    "without_superseded",
-]
-
 # The list of the parts of a checkpoint of Keras.
 KERAS_SUFFIX = ".weights.json"
 _KERAS_MAP, _KERAS_PART = "weight_map", ".h5"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 
-__all__ = ["merge_headers"]
-
 _UNRELATED = "the parts belong to different checkpoints"
 
 

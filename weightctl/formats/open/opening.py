@@ -15,8 +15,6 @@ from weightctl.storage.location import parse_location
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
 
-__all__ = ["open_weights"]
-
 
 def open_weights(
     path: str | os.PathLike[str], format_name: str | None = None, *, partial: bool = False

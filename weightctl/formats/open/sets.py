@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.open.index import Index
 
-__all__ = [
-    "PartSet",
-    "extra_parts",
-    "is_part",
-    "list_indexed_parts",
-    "part_name",
-    "part_of",
-    "set_of",
-    "split_suffix",
-]
-
 # Suffixes that contain a dot, such as `.pth.tar`.
 _LONG = "|".join(
     re.escape(suffix) for line in FORMATS.values() for suffix in line.suffixes if "." in suffix[1:]

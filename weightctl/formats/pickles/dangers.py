@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from _compat_pickle import IMPORT_MAPPING
 
-__all__ = ["is_dangerous"]
-
 # All names in these modules and their submodules are dangerous.
 _MODULES = frozenset({
     "IPython", "_ctypes", "_imp", "_pickle", "_posixsubprocess", "_pyrepl",

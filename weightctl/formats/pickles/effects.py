@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Effect = Callable[[State, Window, int], None]
 
-__all__ = ["EFFECTS", "MADE_UP", "STOP"]
-
 STOP = 0x2E
 # Reported for a global whose name is not a string of the pickle.
 MADE_UP = "a name that is computed while the pickle loads"

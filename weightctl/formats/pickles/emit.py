@@ -13,8 +13,6 @@ from weightctl.formats.pickles.records import Global, PickledCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["LONGEST_INTEGER", "Persistent", "emit"]
-
 # The longest integer in bytes: its length is stored in one byte.
 LONGEST_INTEGER = 255
 _BYTE, _USHORT, _INT, _UINT, _DOUBLE = map(Struct, ("<cB", "<cH", "<ci", "<cI", ">cd"))

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from codecs import escape_decode
 
-__all__ = ["MODULES", "as_index", "as_string", "integer", "is_float", "is_integer", "parse_quoted"]
-
 # Modules that have another name in Python 2.
 MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 

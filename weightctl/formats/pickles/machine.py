@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["Machine", "UnsoundPickleError", "load"]
-
 _UNSOUND = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
     StructError,

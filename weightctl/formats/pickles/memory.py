@@ -12,24 +12,6 @@ from typing import Any, NamedTuple
 from weightctl.formats.pickles.literals import MODULES
 from weightctl.text.untyped import is_object, is_tuple
 
-__all__ = [
-    "LARGEST_STACK",
-    "LONGEST_NAME",
-    "UNKNOWN",
-    "LimitError",
-    "Reference",
-    "SizedObject",
-    "State",
-    "array_nbytes",
-    "build",
-    "dictionary_put",
-    "evaluate_call",
-    "is_padded",
-    "itemsize",
-    "times",
-    "tuple_of",
-]
-
 _LONGEST_TUPLE = 64
 _LARGEST_DICT = 16
 _LARGEST = 1 << 62

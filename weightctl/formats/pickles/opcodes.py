@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Opcode = Callable[[Machine], None]
 
-__all__ = ["OPCODES", "STOP"]
-
 STOP = 0x2E
 _INT, _UINT, _USHORT, _ULONG, _DOUBLE = map(Struct, ("<i", "<I", "<H", "<Q", ">d"))
 # The longest string of Python 2 that is read as text. Longer ones are data: in Python 2, strings

@@ -9,8 +9,6 @@ from weightctl.text.untyped import is_tuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Blob", "Built", "Global", "Pairs", "PickledCall", "record_call"]
-
 # A call copies its arguments, and no known constructor has more.
 _MOST_ARGUMENTS = 32
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["LONGEST_KEPT", "Readable", "TruncatedPickle", "Window"]
-
 _FIRST_READ, _LARGEST_READ = 1 << 12, 1 << 18
 # Only this many bytes of a longer argument or line are returned.
 LONGEST_KEPT = 1 << 16

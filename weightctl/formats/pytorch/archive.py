@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["Archive", "DirectoryMember", "directory_of", "is_zip"]
-
 _DAMAGED = "the file is damaged or malicious"
 _CUT = "check that the download is complete"
 _END, _END_64, _LOCATOR_64 = b"PK\5\6", b"PK\6\6", b"PK\6\7"

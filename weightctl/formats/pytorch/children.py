@@ -12,17 +12,6 @@ from weightctl.text.untyped import is_list, is_tuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = [
-    "children",
-    "is_module",
-    "is_script",
-    "kind_of",
-    "list_sequences",
-    "module_weight",
-    "of_module",
-    "weight",
-]
-
 # Attributes in which nn.Module keeps its tensors and modules; state_dict() omits them from names.
 _MODULE = ("_parameters", "_buffers", "_modules")
 _HIDDEN = "_non_persistent_buffers_set"

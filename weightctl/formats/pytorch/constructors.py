@@ -30,8 +30,6 @@ from weightctl.weights.info import Leaf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["CONSTRUCTORS", "is_allowed"]
-
 _LONGEST_NAME = 256
 _LONGEST_PATH = 512
 # The module whose dtypes are pickled as globals, and not as codes.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from weightctl.formats.pytorch.tensors import Locate
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["Tree", "UnsoundTreeError"]
-
 _MAX_DEPTH = 100
 # Shared sequences of up to this many elements are not counted as repeated.
 _FEW = 8

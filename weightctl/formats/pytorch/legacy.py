@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from weightctl.formats.pytorch.records import Storage
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = [
-    "MAGIC",
-    "Stream",
-    "is_stream",
-    "nbytes_of",
-    "no_storage",
-    "read_pickle",
-    "read_stream",
-    "require_whole",
-]
-
 MAGIC = 0x1950A86A20F9469CFC6C
 # The magic number as protocol 2 and later write it, and as protocols 0 and 1 write it.
 _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."

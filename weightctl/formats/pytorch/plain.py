@@ -16,8 +16,6 @@ from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, element_ty
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["EMPTY", "PLAIN", "Stated", "attributes", "integer", "make_ordered_dict", "parse_value"]
-
 # Longer integers would not fit into a pickle.
 _DECIMAL = re.compile(r"0|-?[1-9][0-9]{0,599}")
 # The depth is limited, because other readers of pickles can be recursive.

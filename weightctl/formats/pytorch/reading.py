@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["is_checkpoint", "read"]
-
 _PICKLE = "data.pkl"
 # The bytes that a pickle of protocol 0 or 1 can begin with.
 _FIRST = b"(]})cI"

@@ -12,26 +12,6 @@ from weightctl.dtype import ENCODINGS, Encoding, encoding_by_id
 from weightctl.formats.pickles.records import Built, Global
 from weightctl.text.untyped import is_tuple
 
-__all__ = [
-    "STORAGE_CLASSES",
-    "STORAGE_NAMES",
-    "Array",
-    "Device",
-    "Enclosed",
-    "Encoded",
-    "Items",
-    "NumPyType",
-    "NumpyScalar",
-    "Size",
-    "Storage",
-    "TensorRecord",
-    "dtype_of",
-    "identity_of",
-    "key_of",
-    "register_storage",
-    "storage_of",
-]
-
 _STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8",

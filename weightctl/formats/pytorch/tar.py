@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["is_any_tar", "is_tar", "read_tar"]
-
 _LENGTH = Struct("<q")
 _RANK = Struct("<ii")
 _MAX_DIMENSIONS = 64

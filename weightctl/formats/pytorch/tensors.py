@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 
     Locate = Callable[[Storage], tuple[int, int]]
 
-__all__ = [
-    "NUMPY_ENCODINGS",
-    "PlacedTensor",
-    "Streams",
-    "UnsoundTensorError",
-    "flat",
-    "place_array",
-    "place_tensor",
-]
-
 _MAX_DIMENSIONS = 64  # NumPy's and torch's own limit
 # NumPy's dtype codes in pickles.
 NUMPY_ENCODINGS = {

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["PlainValue", "bytes_of", "plain", "shorten_text"]
-
 _SCALARS = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q",
     "u8": "Q", "f2": "e", "f4": "f", "f8": "d", "c8": "2f", "c16": "2d",

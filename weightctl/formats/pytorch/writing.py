@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = [
-    "RECORD",
-    "ZipMember",
-    "directory",
-    "layout",
-    "place_member",
-    "torch_shape",
-    "unfit",
-    "whole_tensor_layout",
-]
-
 _LOCAL = Struct("<4s5H3I2H")  # 4.3.7
 _DESCRIPTOR, _LARGE_DESCRIPTOR = Struct("<4s3I"), Struct("<4sI2Q")  # 4.3.9
 _ENTRY = Struct("<4s6H3I5H2I")  # 4.3.12

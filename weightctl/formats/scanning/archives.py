@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from weightctl.formats.scanning.compressions import Decompressor
     from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
-__all__ = ["is_tar", "is_zip", "storage_nbytes", "tar_members", "zip_members"]
-
 _START, _END = b"PK\3\4", b"PK\5\6"
 _LONGEST_END = 22 + 0xFFFF
 _LOCAL = Struct("<4s4xH16x2H")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
-__all__ = ["array_pickles", "is_array"]
-
 _MAGIC = b"\x93NUMPY"
 _WIDTHS = {1: 2, 2: 4, 3: 4}
 # `numpy.load(allow_pickle=True)` has no limit, but usual headers are far shorter.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import ScanPlace, ScanSource
 
-__all__ = ["find_code"]
-
 _Code = tuple[str, bool]  # what the code is, and whether it is dangerous
 _Pairs = list[tuple[str, Any]]
 

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
-__all__ = [
-    "COMPRESSIONS",
-    "Decompressor",
-    "Unpacked",
-    "bzip2",
-    "is_packed",
-    "lzma_alone",
-    "make_inflater",
-    "unpack_stream",
-]
-
 _FED = 1 << 12
 _UNPACKED = 1 << 18
 _KEPT = 1 << 24

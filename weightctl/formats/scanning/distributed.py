@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanPlace
 
-__all__ = ["distributed_members", "is_distributed"]
-
 _SUFFIX, _METADATA = ".distcp", ".metadata"
 
 

@@ -16,8 +16,6 @@ from weightctl.text.patterns import select_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["AllowList", "FoundCode", "Scanned", "Severity", "read_allow_file", "unread"]
-
 _OF_TORCHSCRIPT = "__torch__."
 # The classes of torch's layers: to create one, or set its attributes, runs no other code.
 _LAYERS = re.compile(

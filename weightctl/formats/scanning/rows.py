@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.formats.pickles.scan import Named, PickleNames
     from weightctl.formats.scanning.sources import Budget, ScanPlace
 
-__all__ = ["is_called_pickle", "pickles"]
-
 # Names of files that are loaded as a pickle, or can be.
 _NAMES = re.compile(
     r".*\.(?:pkl|pickle|pk|pck|pcl|cpkl|joblib|jbl|dill|npy|npz|pt|pth|ckpt|ptl)"

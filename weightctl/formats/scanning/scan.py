@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.formats.scanning.sources import ScanSource
     from weightctl.storage.base import Reader
 
-__all__ = ["scan_file"]
-
 _HEAD = 4096
 _DEEPEST = 8
 _GGUF = (b"GGUF", b"FUGG")

@@ -12,8 +12,6 @@ from weightctl.storage.local import FileReader
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["Budget", "EnclosedFile", "ScanPlace", "ScanSource", "Slice", "WholeFile", "as_stream"]
-
 _UNPACKED = 1 << 30
 # The limit on decompressed data, as a multiple of the size of the file. Tensors can hardly be
 # compressed, but a member can be decompressed several times.

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part, Range
 
-__all__ = ["first_gap", "join_parts"]
-
 # The limit of steps for each range of a part. No plan comes near it, but a file can require any
 # number of steps.
 _MOST_STEPS = 64

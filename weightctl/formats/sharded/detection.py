@@ -7,8 +7,6 @@ import re
 from weightctl.errors import FormatError
 from weightctl.storage.files import open_reader
 
-__all__ = ["MANIFEST", "MARK", "is_manifest"]
-
 # The name of the manifest, beside the files or directories of the ranks.
 MANIFEST = "manifest.json"
 # The first key, which distinguishes our manifests from other files named manifest.json.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["GatheredSource", "shard_key"]
-
 
 class _Portion(NamedTuple):
     """A part of a tensor, and the shard that contains its bytes from `offset` on."""

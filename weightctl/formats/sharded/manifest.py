@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["manifest_bytes", "read_manifest"]
-
 VERSION = 1
 _MOST = 1 << 30
 _JOINT = ",\n"

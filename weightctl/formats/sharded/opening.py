@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.formats.sharded.gathered import GatheredSource
 
-__all__ = ["find_whole", "manifest_at", "note_of_part", "open_sharded"]
-
 _RANK_DIRECTORY = r"rank-[0-9]+"
 _RANK_FILE = r"model-rank-[0-9]+-part-[0-9]+\."
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header, TensorInfo
 
-__all__ = ["read_ranks"]
-
 _MOST_NAMED = 5
 _HINT = (
     "check that the files of all ranks are from one run and that the copy is complete; "

@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = [
-    "Manifest",
-    "RankFile",
-    "Shard",
-    "SourceFingerprint",
-    "SourceShard",
-    "fingerprint_source",
-]
-
 
 class SourceShard(NamedTuple):
     """A part of a tensor of the source, with the name of the tensor there."""

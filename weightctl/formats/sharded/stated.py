@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part, Range
 
-__all__ = ["parse_manifest"]
-
 _LARGEST = 1 << 63
 _LAYOUTS = ("ranks", "vllm")
 _MOST_DIMENSIONS = 64

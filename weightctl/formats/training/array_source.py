@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header
 
-__all__ = ["ArraySource"]
-
 _DAMAGED = "check that the copy of the checkpoint is complete"
 _MOST_BYTES = 1 << 24
 

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = [
-    "INCOMPLETE",
-    "ChunkBlock",
-    "ChunkData",
-    "ChunkedSource",
-    "ChunkedTree",
-    "StoredChunk",
-]
-
-
 INCOMPLETE = "check that the files of all ranks are there, and that the copy is complete"
 _FEW = 5
 # A limit on the chunks of one row, because each pair of them is compared.

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["open_deepspeed"]
-
 _MODEL = "mp_rank_00_model_states.pt"
 _MODEL_OF_RANK = "zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
 _STATE = "optimizer_state_dict"

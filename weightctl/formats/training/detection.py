@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["DIRECTORY_OF_RANK", "IN_MEGATRON", "OPTIMIZER", "SHARD"]
-
 # A file with chunks, as torch writes it for Hugging Face.
 SHARD = re.compile(r"shard-(?P<rank>\d{5})-model-\d{5}-of-\d{5}\.safetensors")
 # DeepSpeed's file of the optimizer of a rank.

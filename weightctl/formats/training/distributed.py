@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["open_distributed"]
-
 # Entries that are not tensors are shown up to this size and number.
 _LARGEST_ENTRY, _MOST_ENTRIES = 1 << 16, 1000
 

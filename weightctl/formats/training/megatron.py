@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.formats.training.megatron_args import MegatronArgs
     from weightctl.storage.base import Reader
 
-__all__ = ["open_megatron"]
-
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _NOTE = (
     "the tensors of each rank are listed under the name of its directory; they are not joined, "

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["MegatronArgs", "read_args"]
-
 _HINT = (
     "save the checkpoint with its arguments (without --no-save-args or a changed `args`), or "
     "convert it with Megatron-LM's tools/checkpoint/convert.py"

@@ -21,8 +21,6 @@ from weightctl.weights.info import Header, TensorInfo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["rename_core"]
-
 _NOTE = "the tensors keep Megatron's names: {}"
 _RENAMED = "the tensors of Megatron-LM have the names of Hugging Face"
 _NAME = re.compile(r"(model\.)?(?P<name>(decoder|embedding|output_layer)\..+)")

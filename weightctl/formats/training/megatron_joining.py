@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.formats.training.megatron_args import MegatronArgs
     from weightctl.weights.source import Source
 
-__all__ = ["LocalTensor", "UnknownTensorError", "is_state", "join_ranks"]
-
 # The number of missing tensors that are named.
 _FEW = 5
 _LAYER = re.compile(r"decoder\.layers\.(?P<layer>\d{1,6})\.(?P<name>.+)")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.storage.base import Reader
 
-__all__ = ["ChunkPlace", "DistributedMetadata", "DistributedTensor", "read_metadata"]
-
 _HINT = "the checkpoint is damaged, or another program than torch.distributed.checkpoint wrote it"
 _STATE = "state_dict_metadata"
 _MOST_DIMENSIONS = 64

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.source import Source
 
-__all__ = ["open_training"]
-
 _METADATA = ".metadata"
 # Megatron's file of everything that is not divided among ranks.
 _COMMON = "common.pt"

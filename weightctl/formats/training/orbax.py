@@ -24,8 +24,6 @@ from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["open_orbax"]
-
 _METADATA, _MANIFEST = "_METADATA", "manifest.ocdbt"
 _DAMAGED = "check that the copy of the checkpoint is complete"
 _LONGEST = 1 << 28

@@ -9,8 +9,6 @@ from weightctl.storage.byte_range import FileRange
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
 
-__all__ = ["FileSlice"]
-
 
 class FileSlice:
     """The bytes from `start` on of a file, `size` of them, as a file of its own.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["layout", "metadata_of"]
-
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILE_SYSTEM = "torch.distributed.checkpoint.filesystem"
 _VERSION = "1.0.0"

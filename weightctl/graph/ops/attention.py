@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["ATTENTION", "ROPE", "attention", "rope"]
-
 # The number of pairs of a query and a key whose mask is in memory at a time, the number of heads
 # whose scores of so many pairs are, and the number of queries at which windows are cut at least.
 _MOST_SCORES = 1 << 21

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
-__all__ = ["CALL", "call"]
-
 
 def call(
     subgraph: Graph, *args: ValueLike | Sequence[ValueLike], prefix: str = ""

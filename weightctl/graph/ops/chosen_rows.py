@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike
 
-__all__ = [
-    "CHOSEN_ROWS",
-    "SUM_ROWS",
-    "SUM_WEIGHTED_ROWS",
-    "chosen_rows",
-    "sum_rows",
-    "sum_weighted_rows",
-]
-
 
 def chosen_rows(shares: ValueLike) -> tuple[Value, ...]:
     """Return the numbers of the rows that are not 0, int64[chosen], for each column.

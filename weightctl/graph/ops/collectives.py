@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
 
-__all__ = [
-    "ALLGATHER", "ALLREDUCE", "REDUCE_SCATTER", "TRANSFER_TO",
-    "allgather", "allreduce", "reduce_scatter", "transfer_to",
-]  # fmt: skip
-
 
 def allreduce(
     values: Sequence[ValueLike], *, ranks: int | None = None, first: int | None = None

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["CAUSAL_CONVOLUTION", "causal_convolution"]
-
 
 def causal_convolution(x: ValueLike, weight: ValueLike, bias: ValueLike | None = None) -> Value:
     """Return the convolution of each channel with its own weights, over this and earlier positions.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
         float | SupportsIndex | Sequence[Any] | NDArray[Any] | Buffer | DLPackArray
     )
 
-__all__ = ["CONSTANT", "DIMS", "RANGE", "arange", "constant", "dims", "range"]
-
 
 def constant(
     value: ConstantLike, dtype: DTypeLike | None = None, device: DeviceLike = CPU

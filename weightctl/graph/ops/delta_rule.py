@@ -17,13 +17,6 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = [
-    "GATED_DELTA_RULE",
-    "GENERAL_DELTA_RULE",
-    "gated_delta_rule",
-    "general_delta_rule",
-]
-
 # The number of positions that are computed together. With a decay for each element of a key, the
 # products of two positions need memory for each element, so there are fewer.
 _CHUNK, _CHUNK_BY_ELEMENT = 64, 16

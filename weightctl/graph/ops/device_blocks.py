@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
 
-__all__ = ["decode_there", "decodes_on"]
-
 # Values that are decoded at a time: about four arrays of so many values are in use.
 _AREA = 1 << 24
 

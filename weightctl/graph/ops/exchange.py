@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = [
-    "count_ranks",
-    "explain",
-    "find_first_rank",
-    "gather_tensors",
-    "require_ranks",
-    "sum_ranks",
-    "summing_in_order",
-]
-
 _RUN_BY = (
     "start the program with torchrun, and run graphs inside `with weightctl.engine.processes()`"
 )

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import QuantizationEncoding
 
-__all__ = ["decode_blocks", "dtype_of", "torch_device", "torch_dtype"]
-
 
 @cache
 def torch_dtype(dtype: DType) -> torch.dtype:

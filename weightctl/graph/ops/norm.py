@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["LAYER_NORM", "RMS_NORM", "layer_norm", "rms_norm"]
-
 
 def rms_norm(x: ValueLike, weight: ValueLike | None = None, epsilon: float = 1e-6) -> Value:
     """Return x / sqrt(mean(x^2) + epsilon) over the last dimension, times `weight` [dim].

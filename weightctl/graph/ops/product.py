@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
-__all__ = ["EINSUM", "MATMUL", "einsum", "matmul"]
-
 
 def matmul(left: ValueLike, right: ValueLike) -> Value:
     """Return the matrix product over the last two dimensions; the other dimensions are broadcast.

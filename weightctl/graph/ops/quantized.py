@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from weightctl.graph.graph import GraphNode
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = [
-    "DEQUANTIZE",
-    "EMBEDDING",
-    "dequantize",
-    "dequantize_value",
-    "embedding",
-    "lower_embedding",
-]
-
 
 def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     """Return the values of a quantized weight, on its device, in `dtype` or its original dtype.

@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike
 
-__all__ = [
-    "MASK_TOP_K",
-    "REDUCE",
-    "SOFTMAX",
-    "TOP_K",
-    "mask_top_k",
-    "max",
-    "mean",
-    "min",
-    "softmax",
-    "sum",
-    "top_k",
-]
-
 
 def sum(  # noqa: A001  # NumPy's name
     x: ValueLike,

@@ -17,23 +17,6 @@ if TYPE_CHECKING:
 
     from weightctl.graph.types import TensorType
 
-__all__ = [
-    "FLOATS",
-    "INTEGERS",
-    "Op",
-    "broadcast",
-    "choose_axis",
-    "require_bool",
-    "require_broadcast",
-    "require_float",
-    "require_integer",
-    "require_number",
-    "require_rank",
-    "require_same_dtype",
-    "require_states",
-    "resolve_axis",
-]
-
 # The dtypes that operations compute with; others can only be stored, moved and cast.
 FLOATS = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
 INTEGERS = frozenset({DType.int8, DType.int16, DType.int32, DType.int64, DType.uint8})

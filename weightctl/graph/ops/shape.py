@@ -22,11 +22,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike, ShapeLike
 
-__all__ = [
-    "BROADCAST_TO", "PERMUTE", "RESHAPE", "TRANSPOSE", "UNSQUEEZE",
-    "broadcast_to", "permute", "reshape", "transpose", "unsqueeze",
-]  # fmt: skip
-
 # Sizes, or -1 for a size that could not be computed.
 _Wanted: TypeAlias = "tuple[Dim | int, ...]"
 

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
 
-__all__ = [
-    "CONCAT", "SLICE", "SPLIT", "chunk", "concat", "infer_concat", "slice_tensor", "split", "stack",
-]  # fmt: skip
-
 
 def concat(
     values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.graph.types import TensorType
     from weightctl.graph.value import Value, ValueLike
 
-__all__ = ["SELECTIVE_SCAN", "selective_scan"]
-
 
 def selective_scan(
     x: ValueLike,

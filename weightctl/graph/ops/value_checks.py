@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = [
-    "DelayedCheck",
-    "clamp_rows",
-    "delaying_checks",
-    "is_on_gpu",
-    "raise_first",
-    "refuse_where",
-]
-
 
 class DelayedCheck(NamedTuple):
     """A value on a GPU that is true if a run must fail, and the error to raise then."""

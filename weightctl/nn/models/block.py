@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
     from weightctl.graph.value import Value
 
-__all__ = ["Block", "make_mlp", "make_norm"]
-
 
 def make_norm(
     config: DecoderConfig, dtype: DType, offset: float | None = None

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.nn.models.network import Beside
     from weightctl.nn.module import Module
 
-__all__ = ["BlockNetwork"]
-
 
 class BlockNetwork(Network):
     """A model whose layers are blocks, which its config selects.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.rope import RotaryEmbedding
 
-__all__ = ["CompressedAttention", "CompressedIndexer", "CompressedSizes", "Compressor"]
-
 
 class CompressedSizes(NamedTuple):
     """The sizes of an attention with compressed keys.

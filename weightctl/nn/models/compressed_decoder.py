@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["CompressedBlock", "CompressedDecoder"]
-
 
 class CompressedBlock(Module):
     """A layer of several streams: attention, and then experts, each with a hyper-connection."""

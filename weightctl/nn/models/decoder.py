@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.nn.models.network import Beside
     from weightctl.nn.module import Module
 
-__all__ = ["Decoder", "PerLayerDecoder"]
-
 
 class Decoder(BlockNetwork):
     """A decoder: from token ids, int64[batch, seq], to logits [batch, seq, vocabulary]."""

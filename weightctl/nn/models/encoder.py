@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Beside
 
-__all__ = ["TextEncoder"]
-
 
 class TextEncoder(BlockNetwork):
     """An encoder: from token ids and a mask to the last layer's states [batch, seq, hidden].

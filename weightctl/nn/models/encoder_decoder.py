@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["EncoderDecoder", "RelativeBias"]
-
 
 class EncoderDecoder(Network):
     """An encoder and a decoder: from token ids and a mask to logits [batch, seq, vocabulary].

@@ -13,8 +13,6 @@ from weightctl.nn.precision import weight_as
 if TYPE_CHECKING:
     from weightctl.graph.value import Value
 
-__all__ = ["Float32Tensor", "HyperConnection", "StreamOutput", "StreamProjections"]
-
 
 class Float32Tensor(Module):
     """A weight that is computed with in float32, in any dtype of the activations."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
 
-__all__ = ["LayerInput", "LayerInputs", "LayerScale"]
-
 
 class LayerInputs(Module):
     """The embeddings of tokens for all `layers`, each of `size` numbers.

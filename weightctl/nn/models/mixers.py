@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.families.decoder import DecoderConfig
 
-__all__ = [
-    "make_attention",
-    "make_convolution",
-    "make_delta_net",
-    "make_linear_unit",
-    "make_state_space",
-]
-
 
 def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention | LatentAttention:
     """Return the attention of a layer."""

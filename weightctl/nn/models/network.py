@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.nn.base_layer import LayerList
     from weightctl.nn.embedding import Embedding
 
-__all__ = ["Beside", "Network", "build_network"]
-
 Beside: TypeAlias = "tuple[Value, ...]"
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.attention import Attention
 
-__all__ = ["PerLayerBlock", "share_keys"]
-
 
 class PerLayerBlock(Module):
     """A layer that may read its own embedding of a token, and the keys of an earlier layer.

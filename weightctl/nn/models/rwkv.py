@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["RwkvBlock", "RwkvDecoder"]
-
 
 class RwkvBlock(Module):
     """A layer of RWKV-7; `number` is that of the layer."""

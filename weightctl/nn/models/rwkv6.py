@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["Rwkv6Block", "Rwkv6Decoder"]
-
 
 class Rwkv6Block(Module):
     """A layer of RWKV-6; its output is halved after each `rescale_every` layers."""

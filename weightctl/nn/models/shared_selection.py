@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.models.network import Beside
 
-__all__ = ["SelectingBlock", "SharedSelectionDecoder"]
-
 
 class SelectingBlock(Module):
     """A layer whose attention may use the selection of an earlier layer's indexer.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.families.streams import StreamsConfig
     from weightctl.graph.value import Value
 
-__all__ = ["StreamBlock", "StreamDecoder"]
-
 
 class StreamBlock(Module):
     """A layer that computes one of several streams, and corrects the others by the result.

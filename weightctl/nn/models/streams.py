@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.graph.weight import Weight
 
-__all__ = ["Laurel", "SparseMLP", "StreamCoefficients", "StreamProjection"]
-
 # The least mean square that vectors are divided by.
 _LEAST = 1e-5
 

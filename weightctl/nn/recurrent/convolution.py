@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
-__all__ = ["CausalConvolution", "ShortConvolution"]
-
 
 class CausalConvolution(Module):
     """A convolution over positions in which each channel has its own weights.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
-__all__ = ["GatedDeltaNet", "HeadValues", "KimiDeltaAttention", "unit_vectors"]
-
 # The epsilon of the lengths of queries and keys, whatever that of the norms of a model is.
 _EPSILON = 1e-6
 

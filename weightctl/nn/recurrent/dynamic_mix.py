@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.nn.cuts import MatrixLayer
 
-__all__ = ["ChannelMix", "DynamicTimeMix"]
-
 _MIXES = 5
 
 

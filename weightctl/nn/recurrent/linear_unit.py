@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.nn.cuts import MatrixLayer
 
-__all__ = ["RealGatedRecurrence"]
-
 # The factor of the rates, and the least rate: a state that fades less does not change in float32.
 _FACTOR, _LEAST_RATE = 8.0, 1e-20
 

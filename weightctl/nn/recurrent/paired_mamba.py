@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.graph.weight import Weight
     from weightctl.nn.cuts import MatrixLayer
 
-__all__ = ["PairedMamba"]
-
 
 class _OfHeads(NamedTuple):
     """Values and gates of a shard, `(batch, positions, heads, size)`, and the dtype of inputs."""

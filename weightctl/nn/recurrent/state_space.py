@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
-__all__ = ["HeadNumbers", "Mamba", "Mamba2", "SegmentScales"]
-
 _SEGMENTS = 5
 
 

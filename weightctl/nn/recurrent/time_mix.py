@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
-__all__ = ["GroupNorm", "LowRanks", "TimeMix", "mix", "shift"]
-
 # exp(-0.5): no element of a state fades faster than by the factor exp(-exp(-0.5)).
 _FASTEST = 0.6065306597126334
 _LEAST_LENGTH = 1e-12

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.values import Scaled
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["Blocks", "Integers", "Microscaled", "NvidiaMicroscaled", "block_encoding"]
-
 _GROUP = 32
 # The largest E4M3 without a sign is NaN.
 _NAN = 0x7F

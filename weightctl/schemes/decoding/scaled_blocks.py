@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     # Steps that do not change the bytes of rows.
     _Kept: TypeAlias = RowOrder | RowRange | RowsFrom | StackedEntry | Joined | Stacked
 
-__all__ = ["ScaledBlocks", "find_scaled_blocks", "find_swapped_blocks"]
-
 
 class ScaledBlocks(NamedTuple):
     """A weight in blocks of NVFP4, and the scale of the whole weight or of each matrix."""

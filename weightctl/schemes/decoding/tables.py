@@ -21,22 +21,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = [
-    "BlockGrid",
-    "BlockNumbers",
-    "NumberTable",
-    "Order",
-    "PackedNumbers",
-    "PackingLayout",
-    "PerBlock",
-    "PlainNumbers",
-    "Powers",
-    "Region",
-    "SymmetricZeros",
-    "Table",
-    "Ternary",
-]
-
 # The number of bytes that are read at a time, if whole rows are read for some of their columns.
 _BAND = 4 << 20
 # A read takes as long as copying this many bytes.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["Decoding", "SchemeTensors", "find_scheme_tensors", "is_half"]
-
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # The maximum size of a tensor that is read at once: an order has a few bytes for each input.
 _MOST_READ = 16 << 20

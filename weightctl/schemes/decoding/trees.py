@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.source import Source
 
-__all__ = ["Dequantized", "merge_scheme_tensors"]
-
 # The number of elements that are computed at a time, which is a multiple of all block sizes and of
 # all repetitions of packed bits.
 _AREA = 1 << 20

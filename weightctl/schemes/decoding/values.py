@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.tables import NumberTable, PerBlock, Table
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["E2M1", "CodedRow", "NestedScales", "Scaled", "WeightValues"]
-
 # The number of elements that fit into the processor's cache for all steps.
 _BAND = 1 << 16
 # The values of 4-bit floats by code: a sign, two bits of exponent, one of mantissa.

@@ -19,8 +19,6 @@ from weightctl.schemes.decoding.values import E2M1
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
 
-__all__ = ["ScaleUse", "WholeScale"]
-
 # All scales of blocks that are numbers, and the magnitudes of all codes.
 _SCALES = np.arange(0x7F, dtype=np.uint8)
 _MAGNITUDES = np.array(E2M1[:8], np.float32)

@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "ActivationScale",
-    "Consumer",
-    "DividedNorm",
-    "ScaledImportance",
-    "ScaledTensor",
-    "SharedInputs",
-]
-
 # The exponents that are tried, and the number of values of each weight with which they are tried.
 _EXPONENTS = tuple(step / 20 for step in range(1, 21))
 _SAMPLE = 1 << 17

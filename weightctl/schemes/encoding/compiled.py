@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.kernels import BlockRounder
     from weightctl.schemes.encoding.rounding import RoundedBlocks, Rounding
 
-__all__ = ["RoundedTile", "find_magnitude", "round_in_one_pass"]
-
 
 class RoundedTile(NamedTuple):
     """The codes of a tile, and the sums of the squares of its values and of their errors."""

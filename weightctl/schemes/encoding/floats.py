@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.schemes.encoding.rounding import Clips
 
-__all__ = ["Coded", "Float8", "Microscaled4", "Microscaled8", "global_scale"]
-
 _E4M3_LARGEST = np.float32(448)
 _E2M1_LARGEST = np.float32(6)
 # The number of values whose codes are computed at a time, which fit into the processor's cache.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.schemes.encoding.rounding import Clips
 
-__all__ = ["Affine", "Biased", "RowScaled", "Symmetric"]
-
 # The smallest scale of MLX.
 _LEAST = np.float32(1e-7)
 

@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.schemes.encoding.rounding import Codes
 
-__all__ = [
-    "as_bytes",
-    "pack_columns",
-    "pack_high_first",
-    "pack_row_groups",
-    "pack_rows",
-    "pack_transposed",
-    "transpose_words",
-    "zeros_of",
-]
-
 # The size of a word in bytes.
 _WORD = 4
 

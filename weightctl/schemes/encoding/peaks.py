@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.encoding.search import ScaleSearch
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["TILE", "SharedPeak", "make_finite"]
-
 # The number of values that are rounded at a time.
 TILE = 1 << 20
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     _Integers: TypeAlias = Symmetric | Affine | Biased
 
-__all__ = ["can_repack", "repack"]
-
 _BLOCKS = {
     "Q4_0": Q4_0.block_dtype,
     "Q4_1": Q4_1.block_dtype,

@@ -19,26 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
 
-__all__ = [
-    "WHOLE_ROW",
-    "BlockRounding",
-    "Clips",
-    "Codes",
-    "RoundedBlocks",
-    "Rounding",
-    "Scales",
-    "clip",
-    "find_peaks",
-    "find_ranges",
-    "reduce_blocks",
-    "restore_numbers",
-    "shape_of",
-    "spread",
-    "store",
-    "view_blocks",
-]
-
-
 # More columns than a row can have.
 WHOLE_ROW = 1 << 60
 # The largest number of neighbors for which halves are compared.

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix.entry import ColumnWeights
     from weightctl.schemes.encoding.rounding import Rounding
 
-__all__ = [
-    "ScaleSearch",
-    "SearchedCodes",
-    "find_block",
-    "find_ratio",
-    "has_one_scale",
-    "search_codes",
-]
-
 # If the importance of all columns is at most this, it is ignored.
 _NEGLIGIBLE = 1e-30
 # Ratios of the range of a block, and the factors of the best ratio that are tried afterwards.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["BandCache", "EncodedWeight", "StoredPart", "WeightEncoding"]
-
 # The number of values in a band of columns, for which rows are read as a whole.
 _COLUMN_BAND = 1 << 23
 # Tiles of such a band have a multiple of this many rows, because some are packed into one word.

@@ -15,8 +15,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["AzureAccount", "GoogleAccount", "azure_account", "google_account"]
-
 # The account and key of Microsoft's emulator, which are public.
 _EMULATOR = "devstoreaccount1"
 _EMULATOR_KEY = (

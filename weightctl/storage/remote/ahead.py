@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Bytes
 
-__all__ = ["CHUNK", "ReadAhead", "set_read_ahead"]
-
 # The largest number of bytes of one request.
 CHUNK = 8 << 20
 # The largest number of concurrent requests, for all files together.

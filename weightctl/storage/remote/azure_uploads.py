@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["AzureUploads"]
-
 _ATTEMPTS = 8
 _LARGEST_PUT = 256 << 20
 # The digits of a part's number in a block id, since all ids of a blob must have the same length.

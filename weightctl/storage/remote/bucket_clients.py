@@ -15,8 +15,6 @@ from weightctl.storage.remote.requests import NO_RETRIES, client_options, cloud_
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["open_bucket"]
-
 _PROFILES = (".aws/credentials", ".aws/config")
 
 

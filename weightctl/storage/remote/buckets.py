@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Uploads
     from weightctl.storage.remote.reader import Fetch, RemoteObject
 
-__all__ = ["BucketStore"]
-
 # The classes that write objects, by URL scheme, which is also the name of the extra with their
 # dependencies.
 _WRITERS = {

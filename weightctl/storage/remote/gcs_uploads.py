@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Bytes, UploadedPart
 
-__all__ = ["GCSUploads"]
-
 _ENDPOINT = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 # The metadata key for the token of the upload that an object comes from.

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from weightctl.storage.remote.hub_url import HubPath
     from weightctl.storage.remote.reader import Fetch
 
-__all__ = ["HubCommit", "HubStore"]
-
 # Paths with more directories are ignored, since they would make listings large.
 _DEEPEST = 32
 

@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from weightctl.errors import WeightctlError
     from weightctl.storage.remote.hub_url import HubPath
 
-__all__ = [
-    "LOGIN",
-    "HubError",
-    "Posted",
-    "ask",
-    "ask_hub",
-    "ask_pages",
-    "endpoint",
-    "explain",
-    "explain_gate",
-    "hub_home",
-    "is_set",
-    "quote_segment",
-    "read_token",
-    "unexpected_answer",
-]
-
 _ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 LOGIN = "set HF_TOKEN, or log in with `hf auth login`"

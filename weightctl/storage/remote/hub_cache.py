@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from weightctl.storage.remote.hub_url import HubPath
     from weightctl.storage.remote.reader import RemoteObject
 
-__all__ = [
-    "CachedFile",
-    "explain_missing",
-    "find_cached",
-    "is_commit",
-    "offline_variable",
-    "read_snapshot",
-]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from weightctl.storage.remote.hub_url import HubPath
     from weightctl.storage.remote.xet import XetFile
 
-__all__ = ["CommitContent", "ModelRepository"]
-
 # The Hub decides how a file is stored, also by this number of bytes at its beginning.
 _SAMPLE = 512
 _LONGEST = 300

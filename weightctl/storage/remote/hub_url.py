@@ -8,8 +8,6 @@ from urllib.parse import unquote
 
 from weightctl.errors import FormatError
 
-__all__ = ["MAIN", "HubPath", "is_safe_path", "parse_hub_url"]
-
 MAIN = "main"
 _SCHEME = "hf://"
 # URLs of repositories of other kinds begin with these words. `models` may be left out.

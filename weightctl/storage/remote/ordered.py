@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["HeldMemory", "OrderedWriter"]
-
 _COPY = 1 << 20
 _ZEROS = bytes(1 << 20)
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Coverage", "FilledPart", "PartLimit"]
-
 # The number of parts that are sent at a time, for all objects together.
 _REQUESTS = 8
 

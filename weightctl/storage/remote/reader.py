@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.storage.base import Bytes
 
-__all__ = ["FIRST_BLOCK", "Fetch", "RemoteObject", "RemoteReader"]
-
 # The sizes of blocks for small reads, as of headers. Each block of a sequence is larger than the
 # block before.
 FIRST_BLOCK, _LARGEST_BLOCK = 1 << 17, 1 << 20

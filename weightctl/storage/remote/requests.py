@@ -20,22 +20,6 @@ if TYPE_CHECKING:
 
     from obstore.store import ClientConfig, RetryConfig
 
-__all__ = [
-    "LOGIN_HINTS",
-    "NETWORK_HINT",
-    "NO_RETRIES",
-    "ChangedObjectError",
-    "ExistingObjectError",
-    "MissingObjectError",
-    "as_seconds",
-    "client_options",
-    "cloud_environment",
-    "read_timeout",
-    "repeat",
-    "translate_error",
-    "wait_before",
-]
-
 _Made = TypeVar("_Made")
 
 # The number of attempts of a request. The waits between them double, and their sum is about half a

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["PartUploads", "S3Uploads", "connect"]
-
 _ATTEMPTS = 8
 _CONNECTIONS = 16
 # S3's error codes, by their meaning.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes, Reader, Uploads
     from weightctl.storage.remote.reader import Fetch
 
-__all__ = ["RemoteEntry", "RemoteStore"]
-
 # Suffixes of files that only exist next to local files, and are not requested.
 _LOCAL_NAMES = (".partial", ".aria2")
 # The number of files whose beginnings are cached, and of concurrent requests for them.

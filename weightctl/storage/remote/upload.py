@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Bytes, UploadedPart, Uploads
     from weightctl.storage.byte_range import ByteRange, FileRange
 
-__all__ = ["UploadWriter", "part_size"]
-
 PART = 8 << 20
 _COPY = 1 << 20
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from weightctl.storage.remote.reader import Fetch
     from weightctl.storage.remote.store import RemoteEntry
 
-__all__ = ["WebStore", "fetch_range", "object_of"]
-
 
 class WebStore(RemoteStore):
     """Files with `https://` and `http://` URLs; directories cannot be listed."""

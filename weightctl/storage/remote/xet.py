@@ -24,8 +24,6 @@ _XET: Any = import_module("hf_xet")
 # is after 64 pieces, or 20 seconds.
 _NOTED_PIECES = {"data.session_xorb_metadata_flush_max_count": 1}
 
-__all__ = ["XetFile", "XetStream", "XetUpload", "token_route"]
-
 
 class XetFile(NamedTuple):
     """An uploaded file: its SHA-256 and its size."""

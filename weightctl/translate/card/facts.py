@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.card.origins import ModelId
 
-__all__ = ["from_directory", "size_label"]
-
 _README, _CONFIG = "README.md", "config.json"
 _MOST_CONFIG = 20_000_000
 _MOST_LISTED = 1000

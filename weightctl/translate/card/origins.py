@@ -11,19 +11,6 @@ from typing import NamedTuple
 
 from weightctl.text.untyped import is_object
 
-__all__ = [
-    "ENTRY",
-    "LISTS",
-    "NAMES",
-    "SOURCES",
-    "TEXTS",
-    "ModelId",
-    "format_origin",
-    "origin",
-    "parse_model_id",
-    "title",
-]
-
 _HUB = "https://huggingface.co/"
 
 # GGUF's keys, without `general.`, and their names in a README. The first name that exists is read,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["parse_front_matter", "read_front_matter", "to_readme"]
-
 _MOST_READ = 4_000_000
 # Several times the length of the longest lists of languages; longer texts would take seconds to
 # parse.

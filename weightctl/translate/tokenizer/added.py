@@ -14,19 +14,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = [
-    "ADDED",
-    "MAX_TOKENS",
-    "id_count",
-    "is_padding",
-    "order_tokens",
-    "padding",
-    "read_added",
-    "refuse_gaps",
-    "to_added_tokens",
-    "type_of_added",
-]
-
 # The types of tokens that are searched for in a text first.
 ADDED = frozenset(map(int, (TokenType.CONTROL, TokenType.USER_DEFINED, TokenType.UNKNOWN)))
 # llama.cpp's older tools gave padding the type of user-defined tokens.

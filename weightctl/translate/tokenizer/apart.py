@@ -20,8 +20,6 @@ from weightctl.system.children import limit_process, start_python
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TokenizerProcess", "main"]
-
 _PROGRAM = "from weightctl.translate.tokenizer.apart import main; main()"
 _HINT = "use token ids instead, which need no tokenizer"
 # Limits: bytes of memory, and seconds of processor time for a call, with one more for this many

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["check_merges", "from_files", "to_tokenizer_json"]
-
 _SPACE = "\u0120"  # the character for a space in byte-level tokens
 # The rules for splitting text of tokenizer classes that have no tokenizer.json.
 _CLASSES = {

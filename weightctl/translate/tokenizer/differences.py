@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["differences", "list_added_entries"]
-
 _MOST_NAMED = 4
 _DIGITS = 10
 # llama.cpp removes the spaces before one token for these values of `tokenizer.ggml.pre`, and the

@@ -35,8 +35,6 @@ from weightctl.translate.tokenizer.tokenizer_config import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["from_directory", "to_documents"]
-
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 _UNSUPPORTED = ("tekken.json", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
 # The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["Encoder", "TokenEncoder", "encoder_of"]
-
 _TOKENIZER, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _PROBE = "a"
 

@@ -14,15 +14,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "GENERIC_CLASSES",
-    "KEEP_HINT",
-    "TENSORS_HINT",
-    "TokenizerFiles",
-    "open_files",
-    "read_document",
-]
-
 TENSORS_HINT = 'to convert only the tensors, use --names keep (names="keep" in Python)'
 KEEP_HINT = (
     "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "

@@ -16,8 +16,6 @@ from weightctl.translate.tokenizer.rules import BYTES, PreTokenizerRule
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEFAULT", "PRES", "Pre", "find_nearest", "names_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pre:

@@ -16,8 +16,6 @@ from weightctl.weights.metadata import MetadataValue
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["WORDS", "TokenType", "Tokenizer", "from_metadata", "to_metadata"]
-
 # Hugging Face's names for the WORD in `tokenizer.ggml.WORD_token_id`, in llama.cpp's order.
 WORDS = {
     "bos": "bos",

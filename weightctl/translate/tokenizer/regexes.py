@@ -6,14 +6,6 @@ own way). `plain` converts other spellings of the same expression.
 
 from __future__ import annotations
 
-__all__ = [
-    "ANY_DIGITS", "BAILING", "BLOOM", "CJK", "CONTRACTIONS", "DEEPSEEK_3", "DEEPSEEK_CJK",
-    "DEEPSEEK_LATIN", "DEEPSEEK_PUNCTUATION", "DIGIT", "EXAONE", "GPT_2", "GPT_2_SHORT", "GPT_4O",
-    "JAIS_2", "LLAMA_3", "MINICPM_5", "NEWLINE", "PARAGRAPHS", "PUNCTUATION", "PUNCTUATION_FALCON",
-    "QWEN_2", "QWEN_35", "SEED_CODER", "SPARK", "TEKKEN", "THOUSANDS", "THREE_DIGITS",
-    "UFAKZEKA", "UP_TO_THREE_DIGITS", "YOUTU", "YOUTU_CJK", "plain",
-]  # fmt: skip
-
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s+(?!\S)|\s+"
 _LINES = rf"\s*[\r\n]+|{_SPACES}"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["config_of", "remember_config", "remember_document", "restore_document"]
-
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 _FLAGS = (*_NO_FLAGS, "special")

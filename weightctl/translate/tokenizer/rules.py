@@ -19,17 +19,6 @@ from weightctl.translate.tokenizer.files import KEEP_HINT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "BYTES",
-    "PreTokenizerRule",
-    "byte_level",
-    "hash_rule",
-    "parse",
-    "show_rule_parts",
-    "to_normalizer",
-    "to_pre_tokenizer",
-]
-
 # The step that converts bytes to characters.
 BYTES = ""
 # Every character is part of a match of these patterns, so keeping only matches is the same as

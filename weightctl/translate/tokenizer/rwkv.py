@@ -19,8 +19,6 @@ from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["MODEL", "VOCABULARY", "GreedyEncoder", "default_config", "from_files", "to_files"]
-
 MODEL, VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
 # Token 0 separates texts, and no text contains it. The converter gives it this text.
 _FIRST = "<s>"

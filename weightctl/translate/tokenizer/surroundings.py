@@ -10,8 +10,6 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Surroundings", "read_surroundings", "to_bert_template", "to_template"]
-
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

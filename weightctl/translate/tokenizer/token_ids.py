@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = [
-    "TokenIds",
-    "describe_assumed_end",
-    "ids_of",
-    "list_ends",
-    "read_token_ids",
-    "stops",
-    "with_ends",
-]
-
 # llama.cpp's default for the end of generation if no key has it, by `tokenizer.ggml.model`.
 _DEFAULT_ENDS = {"llama": 2, "gpt2": 11, "t5": 1}
 # Texts of tokens that end a turn, if the key `eot` is missing.

@@ -20,16 +20,6 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.record import Tokenizer
     from weightctl.translate.tokenizer.token_ids import TokenIds
 
-__all__ = [
-    "read_chat_templates",
-    "read_flags",
-    "read_special",
-    "special_entries",
-    "state_surroundings",
-    "template_documents",
-    "template_entries",
-]
-
 _FILE = "chat_template.jinja"
 _FILE_JSON = "chat_template.json"
 _DIRECTORY = "additional_chat_templates"

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["from_files", "to_tokenizer_json"]
-
 _START = "\u2581"
 _CONTINUATION = "##"
 _LOWERCASE = "normalizer.lowercase"

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["compute_mel_filters", "make_preprocessor_config"]
-
 _SAMPLE_RATE, _WINDOW = 16_000, 400
 # The seconds that a model hears at once, and the samples between two frames.
 _SECONDS, _HOP = 30, 160

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
     from weightctl.weights.tree import Checkpoint
 
-__all__ = ["NESTED", "WhisperConvention", "WhisperModel", "recognize_whisper"]
-
 WhisperConvention: TypeAlias = Literal["openai", "hugging_face"]
 
 # The entry of OpenAI's .pt files that contains the tensors.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["OUTPUT", "PREFIX", "to_hugging_face", "to_openai"]
-
 # What Hugging Face's names begin with, except in checkpoints of a model without its output.
 PREFIX = "model."
 # The output projection of Hugging Face, which is the token embedding.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.translate.whisper.model import WhisperConvention, WhisperModel
     from weightctl.weights.derived import ReadableTensor
 
-__all__ = ["plan_whisper"]
-
 _TITLES: dict[WhisperConvention, str] = {"openai": "OpenAI", "hugging_face": "Hugging Face"}
 # The number of tokens of English models is below this.
 _MULTILINGUAL = 51865

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["derive_merges", "read_vocabulary"]
-
 _TIKTOKEN = ("multilingual.tiktoken", "gpt2.tiktoken")
 # Multilingual models have at least so many tokens.
 _MULTILINGUAL = 51865

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Config, Fields
 
 
-__all__ = [
-    "ConfigDifference",
-    "correct",
-    "find_differences",
-    "note_lost_window",
-    "rotates_alike",
-    "spell_out_rope",
-]
-
 # Fields that are not compared one by one: the RoPE frequencies that they cause are compared.
 _STRETCH = ("rope_scaling", "has_rope_factors")
 # Fields that are compared elsewhere. The tensors show better whether embeddings are tied, since a

@@ -31,26 +31,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
 
 
-__all__ = [
-    "MOST_KEPT",
-    "RUN",
-    "Measured",
-    "PairSide",
-    "allowed_error",
-    "count_bits",
-    "decode_values",
-    "expected_error",
-    "is_lone_change",
-    "is_within",
-    "relative_root",
-    "rows_of_runs",
-    "run_limit",
-    "sample_limit",
-    "stored_rows",
-    "typical_error",
-]
-
-
 _F32 = ENCODINGS["F32"]
 # The root mean square of uniformly distributed rounding errors, in half units in the last place,
 # for uniformly distributed significands.

@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     Detector = Callable[[Pair, Pairing, Measured | None], Explanation | None]
     Guesser = Callable[[Pair, Pairing], Iterator[tuple[Pair, Explanation]]]
 
-__all__ = [
-    "PATIENCE",
-    "computes_the_same",
-    "explain",
-    "explain_each",
-    "explains",
-    "is_likely",
-    "is_proven",
-]
-
-
 # A cause with fitted parameters must explain this fraction of the squared error, because many
 # parameters would bring a pair that is nearly within its limits to within them.
 _LEAST_EXPLAINED = 0.75

@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-__all__ = [
-    "Samples",
-    "measure_pair",
-    "measure_pairs",
-    "measure_sample",
-    "read_both",
-    "read_values",
-    "take_sample",
-]
-
 _PIECE = 1 << 20
 # The number of values to process at once, so that they stay in a core's cache.
 _TILE = 1 << 16

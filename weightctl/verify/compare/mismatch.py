@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     # The shape, the encoding, and some bytes.
     Content = tuple[tuple[int, ...], str, bytes]
 
-__all__ = ["Mismatch", "explain_unpaired", "find_mismatch", "find_prefix"]
-
 # The fraction of the smaller checkpoint's names that two checkpoints of one model share.
 _COMMON = 0.5
 # A file is one rank's file if at least this fraction of its tensors are cut in the same way.

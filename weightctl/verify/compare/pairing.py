@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     OrderKey = tuple[str, int, tuple[str, ...]]
     Places = tuple[int, ...]
 
-__all__ = ["Pair", "Pairing", "convert_convention"]
-
 
 class Pair(NamedTuple):
     """A tensor of a checkpoint and the reference's counterpart, both in one naming convention.

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "list_trained",
-    "pair_named",
-    "pair_renamed",
-    "pair_tensors",
-]
-
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 _CONVENTION_NAMES: dict[NamingConvention, str] = {
     "gguf": "GGUF",

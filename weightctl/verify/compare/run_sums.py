@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["RunSums", "compare_runs"]
-
 # Sums of squares at least this large are exact enough in float32.
 _LEAST = 1e-30
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-__all__ = ["Tile"]
-
 # If the difference is at most this multiple of one encoding's error, the error of the other
 # encoding is not measured.
 _NEAR = 2.0

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import Activation, Divergence, LayerDivergence
 
 
-__all__ = ["draw_activations", "draw_divergences", "draw_histogram"]
-
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 20.0, 34.0, 34.0
 _LAYER = "layers."
 _MARGIN, _OUTER, _ABOVE_BARS, _BELOW_BARS = 62.0, 20.0, 40.0, 46.0

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.verify.figures import TensorError
 
 
-__all__ = ["ErrorCell", "ErrorGrid", "draw_errors", "draw_excesses", "make_grid"]
-
 _LEVELS = 9
 # The upper bounds of the colors, as multiples of the usual error; larger errors have the last
 # color.

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report
 
 
-__all__ = ["render_page"]
-
-
 _FIRST_PROBLEMS = 40
 
 

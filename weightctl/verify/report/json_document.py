@@ -15,8 +15,6 @@ from weightctl.weights.metadata import as_json
 if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report, Result
 
-__all__ = ["make_document", "render_page"]
-
 
 def render_page(report: Report) -> str:
     """Return a report as an indented JSON document, in ASCII."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Problem, Report
 
 
-__all__ = ["escape_text", "quote_code", "render_page"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 # Characters that begin markup, a link or a mention. An underscore within a word does not.
 _SIGNS = re.compile(r"[\\`*\[\]<>~&#$@!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -11,24 +11,6 @@ if TYPE_CHECKING:
     from weightctl.page.markup import Markup
     from weightctl.verify.results import Problem
 
-__all__ = [
-    "Block",
-    "Bullets",
-    "Chart",
-    "CheckLine",
-    "Column",
-    "Fact",
-    "Facts",
-    "Outline",
-    "OutlineTable",
-    "Paragraph",
-    "ProblemList",
-    "Row",
-    "Section",
-    "State",
-]
-
-
 State: TypeAlias = Literal["good", "wrong", "different", "skipped"]
 
 

@@ -19,15 +19,6 @@ if TYPE_CHECKING:
     )
     from weightctl.verify.results import Report
 
-__all__ = [
-    "list_facts",
-    "say_all_usual",
-    "say_verdict",
-    "show_encodings",
-    "show_shape",
-    "show_spaces",
-]
-
 
 def show_shape(shape: Sequence[int]) -> str:
     """Return a shape, outermost dimension first, with multiplication signs."""

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from weightctl.verify.report.outline import Block, State
     from weightctl.verify.results import Problem, Report, Result
 
-__all__ = ["make_outline"]
-
 _WORST, _MOST_TENSORS, _GAINS, _LAYERS = 12, 1000, 20, 40
 
 

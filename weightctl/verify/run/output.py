@@ -21,21 +21,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = [
-    "ActivationSums",
-    "Ending",
-    "compute_log_probabilities",
-    "compute_losses",
-    "compute_perplexity",
-    "count_positions",
-    "describe_run",
-    "list_next_tokens",
-    "list_targets",
-    "measure_activation",
-    "measure_usual_size",
-    "run_output",
-]
-
 
 class ActivationSums:
     """Sums over a part's output, which is added in chunks.

@@ -46,19 +46,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
 
 
-__all__ = [
-    "EMBEDDING",
-    "OUTPUT",
-    "Flow",
-    "LoadedLayer",
-    "Ranks",
-    "Replaced",
-    "Running",
-    "explain_unbuilt",
-    "name_layer",
-]
-
-
 class Ranks:
     """A model that the ranks of a sharded checkpoint compute together, all on one device.
 

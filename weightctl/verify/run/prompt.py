@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Request, Subject
 
 
-__all__ = ["MOST_WINDOWS", "TEXT", "WINDOW", "Prompt", "make_prompt"]
-
 WINDOW, MOST_WINDOWS = 256, 8
 _SEED = 8
 _SHOWN = 4

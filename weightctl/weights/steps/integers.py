@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["INTEGERS", "AsIntegers"]
-
 INTEGERS = {"I32": 4, "I64": 8}
 
 

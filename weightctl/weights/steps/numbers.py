@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "AsFloat32",
-    "Constant",
-    "Doubled",
-    "LogOfMinus",
-    "MinusExp",
-    "Multiplied",
-    "MultipliedRows",
-    "Plus",
-    "numbers_of",
-    "read_blocks",
-    "read_floats",
-]
-
 # The number of values that are decoded at a time.
 _RUN = 1 << 20
 

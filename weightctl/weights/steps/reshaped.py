@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import TensorInfo
 
-__all__ = [
-    "Chained",
-    "InShape",
-    "JoinedHeads",
-    "JoinedRows",
-    "SplitHeads",
-    "SplitRows",
-    "WithAxis",
-    "WithoutAxis",
-]
-
 
 class _SameBytes:
     """What steps have in common that leave the bytes as they are."""

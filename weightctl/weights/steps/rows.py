@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["FirstRowAfter", "RowOrder", "RowRange", "RowsFrom", "StackedEntry", "ZerosBefore"]
-
-
 # If the range that contains the needed rows has more bytes than this, rows can be read one by one.
 _MOST_BETWEEN = 1 << 26
 

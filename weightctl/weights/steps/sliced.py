@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["ByteRun", "Sliced", "read_part", "runs", "shortest_run", "unfit"]
-
 # Gaps with fewer bytes than this are read too, because the system reads whole pages.
 _PAGE = 4096
 # The most bytes that are read at a time with their gaps.

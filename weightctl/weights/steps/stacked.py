@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Joined", "Stacked"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stacked:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["ColumnOrder", "Transposed"]
-
 # If at least 1/8 of each row is needed, reading whole rows is faster than reading the parts.
 _SHARE = 8
 # The most bytes of rows that are read at a time.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.write.executors.worker import BatchWork
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["Batch", "cut_batches", "list_keyed_tasks", "parse_task_size"]
-
 # More batches than workers, so that all of them end at about the same time.
 _LEAST_BATCHES = 64
 

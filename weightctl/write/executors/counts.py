@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["WORKERS", "WorkerCounts"]
-
 
 class WorkerCounts(NamedTuple):
     """Counts of batches, which are tasks for schedulers.

@@ -11,8 +11,6 @@ from weightctl.write.executors import WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DaskExecutor", "start"]
-
 # The number of seconds to wait for the scheduler.
 _TIMEOUT = 10
 

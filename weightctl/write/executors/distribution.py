@@ -27,14 +27,6 @@ if TYPE_CHECKING:
     from weightctl.write.targets import Target
     from weightctl.write.tasks import KeyedTask
 
-__all__ = [
-    "Distribution",
-    "distribute",
-    "make_job",
-    "plan_distribution",
-    "refuse_seams",
-]
-
 # If this many workers end while they run one batch, the batch is probably the reason.
 _MOST_LOST = 5
 # If no batch has ended for this multiple of the longest batch's time, and for this number of

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Uploads
     from weightctl.write.journal import Purpose
 
-__all__ = [
-    "DONE",
-    "DoneBatch",
-    "Markers",
-    "format_done",
-    "format_json",
-    "markers_of",
-    "parse_done",
-    "parse_json",
-    "ranks_token",
-    "read_done",
-]
-
 # The beginning of the name of a finished batch's marker, which its number follows.
 DONE = "done-"
 _NEW = ".new-"

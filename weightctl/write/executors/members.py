@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from weightctl.write.executors.markers import Markers
 
-__all__ = ["CLAIM", "Membership", "RankIdentity", "find_rank"]
-
 # The beginning of the name of a claim, which the name of the work and the claim's number follow.
 CLAIM = "claim-"
 _ALIVE = "alive-"

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import UploadedPart, Uploads, Writer
 
-__all__ = [
-    "Delivered",
-    "ObjectUploads",
-    "OpenPlace",
-    "Place",
-    "TemporaryFiles",
-]
-
 
 class Delivered(NamedTuple):
     """The parts that a batch has sent to a store, by file and number, and its remaining bytes."""

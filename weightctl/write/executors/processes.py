@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-__all__ = ["ProcessExecutor", "serve", "start"]
-
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 

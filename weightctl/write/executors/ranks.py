@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import KeyedTask
 
-__all__ = ["FoundRun", "RankRun", "RanksResult", "share_run"]
-
 _BEGUN = "begun"
 _RECORDS = "records"
 # The beginning of the name of a complete output's marker, which the digest of its files follows.

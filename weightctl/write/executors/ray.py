@@ -12,8 +12,6 @@ from weightctl.write.executors import WorkerLostError, make_portable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RayExecutor", "start"]
-
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Uploads
     from weightctl.storage.byte_range import ByteRange
 
-__all__ = ["Rest", "RestRange", "format_rest", "parse_rest", "uploads_of"]
-
 
 class RestRange(NamedTuple):
     """A range of an output file, at `offset`; its bytes start at `start` in a `Rest`'s object."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.write.output import Work
     from weightctl.write.partial import Partial
 
-__all__ = ["write_shared"]
-
 
 def write_shared(
     distribution: Distribution,

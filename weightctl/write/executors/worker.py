@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import KeyedTask
 
-__all__ = [
-    "DEFAULT_TASK",
-    "BatchResult",
-    "BatchWork",
-    "Job",
-    "PlanRequest",
-    "PlannedWork",
-    "digest_codecs",
-    "do_batch",
-    "release",
-    "run_batch",
-]
-
 # The default number of bytes of work that a worker takes at a time.
 DEFAULT_TASK = 2 << 30
 # Arguments that do not change the bytes of the output.

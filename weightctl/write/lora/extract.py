@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.write.conversion import Conversion
 
-__all__ = ["Extracted", "extract"]
-
 
 class Extracted(NamedTuple):
     """An adapter that was extracted and written."""

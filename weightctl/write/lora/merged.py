@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
     from weightctl.write.targets import Target
 
-__all__ = ["Merge", "plan_merge"]
-
 
 class Merge(NamedTuple):
     """What a conversion merges: the tensors of adapters, and those that schemes have packed."""

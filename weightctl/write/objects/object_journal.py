@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Uploads
     from weightctl.write.journal import Purpose, Record
 
-__all__ = ["PUBLISHING", "ObjectJournal"]
-
 # The line that records that a run has begun to publish.
 PUBLISHING = b'{"publishing": true}'
 # Records are written at this interval in seconds. Those of workers, whose tasks are long, are

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Uploads
     from weightctl.storage.byte_range import FileRange
 
-__all__ = ["ObjectPart", "cut_object", "list_copies", "list_gaps"]
-
 # The largest part that is copied. A store copies it within seconds; with a much larger part, the
 # request would seem to be stalled.
 _LARGEST_COPY = 64 << 20

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from weightctl.write.executors.rests import Rest
     from weightctl.write.journal import Purpose, Record
 
-__all__ = ["StoppedUpload", "find_stopped_upload"]
-
 _JOURNAL = re.compile(rf"\.weightctl-[0-9a-f]{{8}}\.partial{JOURNAL_PART}")
 # If a journal was not written for this number of seconds, its run counts as ended.
 _ENDED_AFTER = 900.0

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from weightctl.write.objects.stopped_uploads import StoppedUpload
     from weightctl.write.outcome import Outcome
 
-__all__ = ["UploadRun", "find_kept_uploads", "find_shared_uploads", "hold_upload"]
-
 _REQUESTS = 8
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-__all__ = ["ADDED_SCORE", "SPACE", "TokenTable", "VocabularyEntry", "added_tokens"]
-
 SPACE = "▁"
 # The scores that llama.cpp's script gives to added tokens, and to ids without a token.
 ADDED_SCORE = -1000.0

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.record import Tokenizer
 
-__all__ = ["to_merged_json", "to_tokenizer_json", "to_unigram_json"]
-
 # llama.cpp's default ids.
 _ROLES = {"unknown": 0, "bos": 1, "eos": 2}
 # The control tokens of phi3 after which llama.cpp keeps spaces (it selects them by name).

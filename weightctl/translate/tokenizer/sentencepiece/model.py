@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.tokenizer.sentencepiece.protobuf import SentencePieceModel
 
-__all__ = ["from_files"]
-
 _DEPTH = 8
 _DECODED = (
     "the model file changes the text of generated tokens (`denormalizer_spec`); llama.cpp does not"

@@ -17,8 +17,6 @@ from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["AT_ENDS", "BEFORE_TEXT", "RUNS", "Charsmap", "Steps"]
-
 _WORD = struct.Struct("<I")
 _LABEL = 1 << 31 | 0xFF
 _VALUE = (1 << 31) - 1

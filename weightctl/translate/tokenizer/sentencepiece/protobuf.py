@@ -15,8 +15,6 @@ from weightctl.errors import TokenizerError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BPE", "UNIGRAM", "SentencePiece", "SentencePieceModel", "parse_sentencepiece"]
-
 UNIGRAM: Final = 1
 BPE: Final = 2
 

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 
     from weightctl.translate.tokenizer.sentencepiece.added_tokens import TokenTable
 
-__all__ = [
-    "check_bytes",
-    "check_words",
-    "list_pairs",
-    "merges_from_scores",
-    "put_bpe",
-    "put_unigram",
-    "rank_tokens",
-]
-
 _MAX_SCORE = 3.4e38  # the largest float32, the type of scores in GGUF
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _BYTES = 256

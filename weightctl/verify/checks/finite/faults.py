@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
 
 
-__all__ = [
-    "NONFINITE",
-    "Occurrences",
-    "ScaleFault",
-    "find_bad_scales",
-    "find_nonfinite",
-    "has_swapped_bytes",
-]
-
 NONFINITE = "not finite"
 _F64 = ENCODINGS["F64"]
 _PLAIN = {"F64", "F32", "BF16", "F16"}

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 
-__all__ = ["Finding", "Judge"]
-
-
 # Names of tensors that may have any values: they are computed, or start at zero and may stay so.
 # Examples are masks, bases of Fourier transforms, optimizer state, and biases of experts.
 _MADE = re.compile(

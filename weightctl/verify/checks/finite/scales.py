@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from weightctl.dtype.encodings import BlockScale
 
 
-__all__ = [
-    "Codes", "Extremes", "ScaleForm", "ScaleSpread", "clear_signs", "form_of", "read_codes",
-]  # fmt: skip
-
-
 # Unsigned integers of any width.
 Codes = NDArray[Any]
 

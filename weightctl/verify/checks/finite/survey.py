@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from weightctl.weights.source import Source
 
 
-__all__ = [
-    "Numbers",
-    "RowRun",
-    "Stretch",
-    "Survey",
-    "can_decode",
-    "decode_rows",
-    "is_numbers",
-    "read_runs",
-    "survey_tensors",
-]
-
-
 # Floating-point values of any width.
 Numbers = NDArray[Any]
 

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
 
 
-__all__ = ["Blame", "Faults"]
-
-
 # If more tensors than this differ, they are not tried separately: the whole layer is different.
 _MOST_APART = 4
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["Degraded", "degrade"]
-
 # The number of values to encode at once, in whole rows.
 _RUN = 1 << 20
 # Encodings with at least this many bits round each value; their error is negligible compared with

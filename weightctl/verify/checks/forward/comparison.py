@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Request
     from weightctl.verify.run.prompt import Prompt
 
-__all__ = ["compare"]
-
 
 def compare(request: Request) -> Result:
     """Run a model and its reference, both of known families, layer by layer on the same tokens.

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Origin, TensorInfo
 
-__all__ = ["check_matrices"]
-
 # The number of values to read at once, which is 32 MiB in float32.
 _MOST = 8 * 2**20
 _SEED = 8

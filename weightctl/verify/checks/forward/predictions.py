@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = [
-    "Agreement",
-    "Predictions",
-    "check_divergence",
-    "check_perplexity",
-    "count_by_bound",
-    "find_least_cosine",
-    "predict",
-    "report_unjudged",
-    "summarize",
-]
-
-
 # The number of values to convert to float64 at once.
 _RUN = 1 << 20
 # The upper bounds of the histogram in nats, three for each factor of ten. Divergences below the

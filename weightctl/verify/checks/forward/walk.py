@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = [
-    "ComparedPart",
-    "LayerAhead",
-    "Share",
-    "Walk",
-    "is_beyond",
-    "measure_share",
-]
-
-
 # The largest error of a part, as a multiple of the error that its encodings explain. On real
 # models, different encoders of one encoding stay within 1.5; small faults begin at 5.
 _FACTOR = 3.0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Findings
     from weightctl.weights.metadata import MetadataValue
 
-__all__ = ["compare_configs", "compare_other_keys"]
-
 # Keys of config.json that contain one of these texts are not compared here: they concern training
 # or tools, or are compared elsewhere.
 _NOT_OF_THE_MODEL = (

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header
 
 
-__all__ = ["check_file_type", "find_contradictions"]
-
-
 _KEY = "general.file_type"
 # Tools may use another type for some matrices, but convert more than this fraction of the values.
 _MOSTLY = 0.5

@@ -32,21 +32,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 
-__all__ = [
-    "TOKENIZER_KEYS",
-    "Description",
-    "TokenizerPair",
-    "count_tokens",
-    "describe",
-    "is_id",
-    "quote",
-    "read_ends",
-    "read_raw",
-    "show_token",
-    "state_differences",
-]
-
-
 # The prefix of GGUF's tokenizer keys.
 TOKENIZER_KEYS = "tokenizer.ggml."
 _TOKENS = f"{TOKENIZER_KEYS}tokens"

@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from weightctl.verify.results import Findings
 
 
-__all__ = [
-    "DEFAULTS",
-    "compare_chat_templates",
-    "compare_flags",
-    "compare_pre_tokenizers",
-    "compare_special",
-    "compare_stated_parts",
-]
-
-
 # The ids that llama.cpp uses if a file does not state them, by `tokenizer.ggml.model`
 # (src/llama-vocab.cpp, `llama_vocab::impl::load`).
 DEFAULTS: Mapping[str, Mapping[str, int]] = {

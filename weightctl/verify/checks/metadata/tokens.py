@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from weightctl.verify.checks.metadata.description import TokenizerPair
     from weightctl.verify.results import Findings
 
-__all__ = ["compare_merges", "compare_scores", "compare_tokens", "compare_types"]
-
 # llama.cpp merges the pair with the highest score, so only the order of the scores matters.
 _BY_ORDER = "llama"
 _SCORED = {_BY_ORDER, "t5", "Unigram"}

@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 
-__all__ = [
-    "FIELDS",
-    "Correction",
-    "Fit",
-    "Misfit",
-    "Wanted",
-    "explain_misfit",
-    "find_corrections",
-    "find_family",
-    "measure_fit",
-]
-
-
 class Wanted(NamedTuple):
     """A tensor that the config requires and that is missing.
 

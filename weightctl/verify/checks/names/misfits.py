@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from weightctl.verify.checks.names.fit import Correction, Fit, Misfit, Wanted
 
 
-__all__ = ["check_lost_mtp", "check_tied", "list_misfits", "note_tying"]
-
-
 def check_lost_mtp(checkpoint: RecognizedModel) -> list[Problem]:
     """Return a problem if the config states layers for MTP that the checkpoint does not have."""
     if not checkpoint.lost_mtp or checkpoint.unexpected:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.checks.names.fit import Fit
 
-__all__ = ["compare_counts"]
-
 _PREFIX = "tokenizer.ggml."
 _TOKENS = f"{_PREFIX}tokens"
 _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")

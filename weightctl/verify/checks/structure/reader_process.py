@@ -19,8 +19,6 @@ from weightctl.system.children import limit_process
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["READERS", "main"]
-
 # The limit of address space is larger by this: it also counts mapped files, and the memory that GPU
 # libraries map when they are loaded.
 _LIBRARIES = 16 << 30

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
 
 
-__all__ = ["MEMORY", "SECONDS", "Answer", "Pickled", "ask_reader", "find_reader", "scan_pickles"]
-
-
 # torch reads a file in the format before PyTorch 1.6 into memory as a whole, so larger ones are not
 # tried.
 _LARGEST_STREAM = 1 << 29

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 
-__all__ = ["describe_fault", "describe_unlike", "fold_problems", "is_comparable", "note_alike"]
-
 # If at most this fraction of the runs exceed their limit, the runs are described, not the error of
 # the whole tensor.
 _FEW_RUNS = 0.05

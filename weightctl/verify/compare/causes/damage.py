@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from weightctl.weights.info import TensorInfo
 
 
-__all__ = ["find_clipped", "find_damaged_scale", "find_lost_rows", "find_scaled", "find_zeroed"]
-
-
 # The error that may remain after dividing by a factor, as a multiple of the encoding's usual error.
 _REST = 3.0
 _NEAR_ONE = 0.02

@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
 
 
-__all__ = [
-    "OnceQuantized",
-    "exchange_sides",
-    "find_dequantized",
-    "find_former_encoding",
-    "find_once_quantized",
-]
-
-
 # The encodings to try: these, which round each value by itself, and encodings with larger blocks.
 _ROUNDED = {"F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _LEAST_BLOCK = 16

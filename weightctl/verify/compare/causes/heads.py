@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     # The order of the heads of each kind (query, key, value and output heads).
     Heads = dict[str, Places]
 
-__all__ = ["find_equivalent_heads", "find_equivalent_units", "find_exchanged_heads"]
-
-
 _QUERY, _KEY, _VALUE, _OUTPUT = "query heads", "key heads", "value heads", "heads"
 _KINDS = {
     "attention.q": (_QUERY,),

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     F64 = NDArray[np.float64]
 
-__all__ = ["find_low_rank"]
-
 # The number of evenly spaced rows to examine. Half of them determine the directions of the change;
 # the other half must not have further directions.
 _MOST_ROWS = 1024

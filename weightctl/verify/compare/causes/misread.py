@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
-__all__ = ["find_misread"]
-
 _F32, _F16, _BF16 = (ENCODINGS[name] for name in ("F32", "F16", "BF16"))
 # The encodings of full-precision checkpoints.
 _PLAIN = (_F32, _BF16, _F16)

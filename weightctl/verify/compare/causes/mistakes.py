@@ -30,23 +30,6 @@ if TYPE_CHECKING:
 
     Guess = tuple[Pair, Explanation]
 
-__all__ = [
-    "TRANSPOSED",
-    "find_equivalent_experts",
-    "guess_copied_embedding",
-    "guess_fused_order",
-    "guess_interleaved",
-    "guess_norm_offset",
-    "guess_other_expert",
-    "guess_other_layer",
-    "guess_other_norm",
-    "guess_other_projection",
-    "guess_rope_rows",
-    "guess_shifted",
-    "guess_transposed",
-]
-
-
 _ROPE = Explanation(
     "rope_rows",
     "its rows are in the order of the other naming convention: the permutation of q and k "

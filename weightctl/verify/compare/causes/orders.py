@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 
     Places = tuple[int, ...]
 
-__all__ = [
-    "COLUMNS",
-    "ROWS",
-    "describe_order",
-    "find_block_order",
-    "find_order",
-    "find_output_order",
-    "find_permuted",
-    "find_swap",
-    "is_in_order",
-]
-
 ROWS, COLUMNS = 0, 1
 
 # The number of values by which a row or column is recognized.
