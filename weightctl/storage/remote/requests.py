@@ -61,7 +61,7 @@ _FAILURES = (
              "the server sends another range than was requested", _DOWNLOAD_HINT),
     _Failure("MissingContentLength", "the server does not state the length of the file",
              _DOWNLOAD_HINT),
-    _Failure("InvalidListResponse", "the answer is not a list of files", _ADDRESS_HINT),
+    _Failure("InvalidListResponse", "the answer is not a list of files", _ADDRESS_HINT, False),
     _Failure("TooManyRedirects", "the redirects of the server do not end", _ADDRESS_HINT),
     _Failure(r"BadScheme|status code: 3\d\d |redirect without LOCATION",
              "the server redirects to an address that cannot be read",
