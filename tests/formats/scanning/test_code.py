@@ -9,6 +9,7 @@ import marshal
 import os
 import sqlite3
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -212,6 +213,25 @@ def test_no_fixture_has_dangerous_code() -> None:
         if each.code is not None and each.code.is_dangerous
     ]
     assert not offenders, "\n".join(offenders)
+
+
+@each("body", [
+    b'{"a":!' * 200_000, b'{"a":' * 200_000, (b'{"a":' * 900 + b"!") * 200, b'{"a":"' * 150_000,
+])  # fmt: skip
+def test_objects_in_hdf5_that_never_end_take_no_time(body: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + body)
+    before = time.process_time()
+    (found,) = scan_file(open_reader(str(tmp_path / "a.h5")))
+    assert "too many objects of JSON" in found.names.problem
+    # To try each object against the rest of the file took hours.
+    assert time.process_time() - before < 10
+
+
+def test_an_object_that_is_longer_than_a_window_is_read(tmp_path: Path) -> None:
+    layers = [DENSE | {"name": "x" * 100_000} for _ in range(60)]
+    config = {"class_name": "Sequential", "config": {"layers": [*layers, HARMFUL]}}
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(5000) + json_of(config))
+    assert (DANGEROUS, "a Lambda layer of Keras") in find(tmp_path / "a.h5")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit", "ignore::DeprecationWarning")

@@ -37,6 +37,8 @@ _NATIVE = re.compile(r".*\.(?:so(?:\.\d+)*|dll|dylib|pyd|o|cubin)")
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _LARGEST_TEXT = 1 << 26
 _WINDOW, _OVERLAP = 1 << 22, 1 << 12
+# Random bytes look like the start of an object once in gigabytes.
+_MOST_BROKEN = 100
 
 
 class _Pattern(NamedTuple):
@@ -168,29 +170,42 @@ def _windows(source: ScanSource) -> Iterator[tuple[int, bytes]]:
 
 def _of_objects(place: ScanPlace) -> Iterator[Scanned]:
     """Yield the code that JSON objects in binary data name, such as the config of Keras in HDF5."""
+    codes: list[_Code] = []
+    decoder = json.JSONDecoder(object_pairs_hook=_make_hook(codes))
+    left = _MOST_BROKEN
     for at, window in _windows(place.source):
-        end = 0
+        text, end = window.decode("latin-1"), 0
         for match in _OBJECT.finditer(window):
             if match.start() < end:
                 continue
-            codes: list[_Code] = []
             try:
-                end = _decode(codes, window, match.start())
-            except ValueError:
-                # An object can be longer than a window.
-                raw = place.source.read(at + match.start(), _LARGEST_TEXT)
-                try:
-                    end = match.start() + _decode(codes, raw, 0)
-                except ValueError:
-                    continue
-            for text, harms in dict.fromkeys(codes):
-                yield _report(place, text, at + match.start(), is_dangerous=harms)
+                end = _find_end(decoder, place.source, text, match.start(), at)
+            except RecursionError:
+                left = 0
+            if not end > match.start():
+                left -= 1
+            for found, harms in dict.fromkeys(codes):
+                yield _report(place, found, at + match.start(), is_dangerous=harms)
+            codes.clear()
+            if left < 0:
+                problem = "it has too many objects of JSON that are not complete or nested deeply"
+                yield unread(problem, place.member, place.source.base + at + match.start())
+                return
 
 
-def _decode(codes: list[_Code], raw: bytes, start: int) -> int:
-    """Add the code that a JSON object names, and return its end; raises `ValueError`."""
-    decoder = json.JSONDecoder(object_pairs_hook=_make_hook(codes))
-    return decoder.raw_decode(raw.decode("latin-1"), start)[1]
+def _find_end(decoder: json.JSONDecoder, source: ScanSource, text: str, start: int, at: int) -> int:
+    """Return the end of the object at `start` of a window, which is at `at`; 0 if it has none."""
+    try:
+        return decoder.raw_decode(text, start)[1]
+    except json.JSONDecodeError as error:
+        # An object can be longer than its window.
+        if error.pos < len(text) - 1 and "Unterminated" not in error.msg:
+            return 0
+    try:
+        whole = source.read(at + start, _LARGEST_TEXT).decode("latin-1")
+        return start + decoder.raw_decode(whole)[1]
+    except json.JSONDecodeError:
+        return 0
 
 
 def _of_json(raw: bytes) -> Iterator[_Code]:
