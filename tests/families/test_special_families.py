@@ -140,17 +140,23 @@ def test_what_else_nomics_code_can_do_is_refused(changes: dict[str, Any], messag
         from_hugging_face(FAMILIES["nomic_bert"].load(), NOMIC_EMBED | changes, "here")
 
 
+def draw_model(kind: Any, config: Any) -> Any:
+    """Return a model of transformers whose weights, also those of norms, are random."""
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 1))
+    return model
+
+
 def test_olmoe_bounds_what_is_normed_and_llama_cpp_does_not(tmp_path: Path) -> None:
     config = transformers.OlmoeConfig(
         vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_experts=4,
         num_experts_per_tok=2, num_attention_heads=4, max_position_embeddings=64, clip_qkv=0.5,
         pad_token_id=0, eos_token_id=2,
     )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.OlmoeForCausalLM._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 1))
+    model = draw_model(transformers.OlmoeForCausalLM, config)
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
     tokens = tokens_below(96, 1, 20)
@@ -204,11 +210,7 @@ def test_each_head_is_normed_by_its_own_weights(ranks: int, tmp_path: Path) -> N
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
         use_qk_norm=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.CohereForCausalLM._from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 1))
+    model = draw_model(transformers.CohereForCausalLM, config)
     model.save_pretrained(tmp_path)
     found = recognize(open_weights(tmp_path))
     found.check()

@@ -102,10 +102,7 @@ def test_a_cluster_is_reached_by_its_client_port(head: Head, tmp_path: Path) -> 
     model, single, out = (tmp_path / name for name in ("model.safetensors", "one.gguf", "out.gguf"))
     save_file(tensors, model)
     convert(model, single, quant="Q4_K")
-    # On a busy machine, the first client of a new cluster can be too early for its node.
     made = run(head, "convert", model, out, "--quant", "Q4_K")
-    if made.returncode:
-        made = run(head, "convert", model, out, "--quant", "Q4_K")
     assert made.returncode == 0, made.stderr
     assert out.read_bytes() == single.read_bytes()
     checked = run(head, "verify", out, "--against", model, "--check", "values")

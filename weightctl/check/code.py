@@ -28,7 +28,9 @@ def find_other_code(model: CheckedModel) -> Iterator[RuleFinding]:
 
 
 def _find_code(model: CheckedModel, *, is_dangerous: bool) -> Iterator[RuleFinding]:
-    for path, code in _list_code(model):
+    if model.code is None:
+        model.code = [*_list_code(model)]
+    for path, code in model.code:
         if code.is_dangerous == is_dangerous:
             yield RuleFinding(
                 path=path, text=f"has or names {code.text}", hint="read it before you run it"

@@ -21,6 +21,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.formats.scanning import FoundCode
     from weightctl.verify.results import Result
     from weightctl.weights.info import Header
 
@@ -45,6 +46,8 @@ class CheckedModel:
         self.request = Request(subject=self.subject)
         self.path = self.subject.path
         self.notes: list[str] = []
+        # The code in the files, each with its path, when it has been looked for.
+        self.code: list[tuple[str, FoundCode]] | None = None
         # The results of the checks of `verify` that have run, by name.
         self.results: dict[str, Result] = {}
 

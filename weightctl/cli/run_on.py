@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 
-from weightctl.device import CPU, DeviceRef
-from weightctl.errors import ConversionError, EngineError
+from weightctl.device import CPU, DeviceRef, as_device
+from weightctl.errors import ArgumentTypeError, ConversionError, EngineError
 from weightctl.storage.files import read_start
 
 # A model runs on a few thousand tokens, so only this number of bytes of a text file is read.
@@ -19,14 +19,17 @@ def device_named(name: str) -> DeviceRef:
 
     Raises `ConversionError` if the name is invalid, or if this machine does not have the device.
     """
-    match = re.fullmatch(r"(cpu|cuda|gpu)(?::(\d{1,4}))?", name.strip().lower(), re.ASCII)
-    if match is None or (match[1] == "cpu" and int(match[2] or 0)):
-        raise ConversionError(f"`{name}` is not a device", hint="devices are cpu, cuda, cuda:1 ...")
-    if match[1] == "cpu":
-        return CPU
+    wrong = ConversionError(f"`{name}` is not a device", hint="devices are cpu, cuda, cuda:1 ...")
+    try:
+        device = as_device(name.strip())
+    except ArgumentTypeError:
+        raise wrong from None
+    if device.kind == "cpu":
+        if device != CPU:
+            raise wrong
+        return device
     from weightctl.engine.devices import require_devices  # loads torch
 
-    device = DeviceRef.GPU(int(match[2] or 0))
     try:
         require_devices([device])
     except EngineError as error:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-# What a child that parses an untrusted file gets of the environment. There are no credentials.
+# What a child that parses an untrusted file gets of the environment: not the credentials.
 _HARMLESS = frozenset(
     {
         "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TEMP",
@@ -47,6 +47,17 @@ def start_python(
         stderr=stderr,
         env=inherited | {"PYTHONPATH": os.pathsep.join(_list_places())},
     )
+
+
+def send_message(to: IO[bytes], content: bytes) -> None:
+    """Write a message to a pipe, after its length."""
+    to.write(len(content).to_bytes(8, "little") + content)
+    to.flush()
+
+
+def receive_message(of: IO[bytes]) -> bytes:
+    """Return the next message of a pipe; empty if the other process has ended."""
+    return of.read(int.from_bytes(of.read(8), "little"))
 
 
 def _list_places() -> list[str]:

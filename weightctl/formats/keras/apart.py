@@ -15,7 +15,12 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from weightctl.errors import FormatError
 from weightctl.formats.keras.datasets import DAMAGED
 from weightctl.formats.keras.document import header_from, to_document
-from weightctl.system.children import limit_process, start_python
+from weightctl.system.children import (
+    limit_process,
+    receive_message,
+    send_message,
+    start_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +64,7 @@ def read_apart(file: Reader, labels: Mapping[Path, str]) -> Header:
 def _serve(file: Reader, process: Popen[bytes], given: bytes) -> bytes:
     """Send the bytes that the process needs; return its result, empty if it ended without."""
     to, of = cast("IO[bytes]", process.stdin), cast("IO[bytes]", process.stdout)
-    _send(to, given)
+    send_message(to, given)
     while True:
         message = of.read(_MESSAGE.size)
         if len(message) < _MESSAGE.size:
@@ -67,32 +72,25 @@ def _serve(file: Reader, process: Popen[bytes], given: bytes) -> bytes:
         kind, offset, nbytes = _MESSAGE.unpack(message)
         if kind == _DONE:
             return of.read(nbytes) if nbytes <= _LARGEST_RESULT else b""
-        _send(to, file.read(offset, min(nbytes, _LARGEST_READ)) if offset < file.size else b"")
-
-
-def _send(to: IO[bytes], content: bytes) -> None:
-    to.write(len(content).to_bytes(8, "little"))
-    to.write(content)
-    to.flush()
+        send_message(
+            to, file.read(offset, min(nbytes, _LARGEST_READ)) if offset < file.size else b""
+        )
 
 
 class _PipedFile:
     """The file in the process, which gets its bytes from weightctl."""
 
     def __init__(self) -> None:
-        self.path, self.size, self.labels = cast("tuple[str, int, Any]", json.loads(_receive()))
+        self.path, self.size, self.labels = cast(
+            "tuple[str, int, Any]", json.loads(receive_message(sys.stdin.buffer))
+        )
 
     @staticmethod
     def read(offset: int, nbytes: int) -> bytes:
         """Return bytes of the file."""
         sys.stdout.buffer.write(_MESSAGE.pack(_READ, offset, nbytes))
         sys.stdout.buffer.flush()
-        return _receive()
-
-
-def _receive() -> bytes:
-    nbytes = int.from_bytes(sys.stdin.buffer.read(8), "little")
-    return sys.stdin.buffer.read(nbytes)
+        return receive_message(sys.stdin.buffer)
 
 
 def main() -> None:

@@ -54,9 +54,13 @@ class _Failure(NamedTuple):
 _DOWNLOAD_HINT = "download the file with another program first"
 _ADDRESS_HINT = "check the URL"
 _LATER_HINT = "try again later"
+_NO_BUCKET = _Failure(
+    "NoSuchBucket|ContainerNotFound|bucket does not exist",
+    "the bucket does not exist",
+    "check the name of the bucket, and the endpoint",
+)
 _FAILURES = (
-    _Failure("NoSuchBucket|ContainerNotFound|bucket does not exist", "the bucket does not exist",
-             "check the name of the bucket, and the endpoint"),
+    _NO_BUCKET,
     _Failure("UnexpectedRange|NoContentRange|ParseContentRange",
              "the server sends another range than was requested", _DOWNLOAD_HINT),
     _Failure("MissingContentLength", "the server does not state the length of the file",
@@ -140,12 +144,12 @@ def repeat(call: Callable[[], _Made], path: str) -> _Made:
         try:
             return call()
         except FileNotFoundError as error:
-            if re.search(_FAILURES[0].pattern, str(error)):
+            if _find_failure(error) is _NO_BUCKET:
                 raise MissingBucketError(str(error)) from error
             raise
         except (exceptions.GenericError, ConnectionError, TimeoutError) as error:
             failure = _find_failure(error)
-            if failure is _FAILURES[0]:
+            if failure is _NO_BUCKET:
                 raise MissingBucketError(str(error)) from error
             # obstore has its own exceptions for these errors, except when it lists objects.
             if _has_status(error, (401, 403)):
@@ -204,7 +208,7 @@ def _explain(error: BaseException, path: str) -> tuple[str, str]:
         (exceptions.PermissionDeniedError, "access is denied", login),
         (exceptions.NotSupportedError, "the server does not support range requests",
          "download the file first"),
-        (MissingBucketError, _FAILURES[0].reason, _FAILURES[0].hint),
+        (MissingBucketError, _NO_BUCKET.reason, _NO_BUCKET.hint),
         (TimeoutError, "the server did not answer in time", NETWORK_HINT),
     ]  # fmt: skip
     for kind, reason, hint in explanations:

@@ -15,7 +15,12 @@ from threading import Lock
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from weightctl.errors import TokenizerError
-from weightctl.system.children import limit_process, start_python
+from weightctl.system.children import (
+    limit_process,
+    receive_message,
+    send_message,
+    start_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +66,8 @@ class TokenizerProcess:
     def _ask(self, request: bytes) -> Any:
         try:
             with self._lock:
-                _send(cast("IO[bytes]", self._process.stdin), request)
-                answer = _receive(cast("IO[bytes]", self._process.stdout))
+                send_message(cast("IO[bytes]", self._process.stdin), request)
+                answer = receive_message(cast("IO[bytes]", self._process.stdout))
         except OSError:  # the process has ended
             answer = b""
         if not answer:
@@ -86,15 +91,6 @@ def _end(process: Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     process.wait()
-
-
-def _send(to: IO[bytes], content: bytes) -> None:
-    to.write(len(content).to_bytes(8, "little") + content)
-    to.flush()
-
-
-def _receive(of: IO[bytes]) -> bytes:
-    return of.read(int.from_bytes(of.read(8), "little"))
 
 
 def main() -> None:
@@ -121,7 +117,7 @@ def main() -> None:
         return cast("int | None", tokenizer.token_to_id(content))
 
     calls: dict[str, Callable[..., Any]] = {"encode": encode, "decode": decode, "find": find}
-    while request := _receive(sys.stdin.buffer):
+    while request := receive_message(sys.stdin.buffer):
         allowed = _SECONDS + len(request) // _PER_SECOND
         limit_process(_MEMORY, int(time.process_time()) + allowed, mapped=_MEMORY)
         answer: tuple[Any, str]
@@ -133,4 +129,4 @@ def main() -> None:
                 answer = calls[name](*words), ""
         except BaseException as error:  # noqa: BLE001  # a panic of the library is one
             answer = None, f"{error!s:.300}"
-        _send(sys.stdout.buffer, json.dumps(answer).encode())
+        send_message(sys.stdout.buffer, json.dumps(answer).encode())
