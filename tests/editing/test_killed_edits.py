@@ -158,7 +158,8 @@ def test_code_is_looked_for_in_files_with_the_journal_of_another_user(stopped: P
     os.remove(own_edit_path(str(stopped.parent)))
     with pytest.raises(FormatError, match="you did not write this journal"):
         open_reader(str(stopped))
-    model: Any = SimpleNamespace(header=SimpleNamespace(files=[str(stopped)]), directory=None)
+    header = SimpleNamespace(files=[str(stopped)])
+    model: Any = SimpleNamespace(header=header, directory=None, code=None)
     assert not [*find_harmful_code(model), *find_other_code(model)]
 
 
