@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -23,6 +26,7 @@ from lazy import LazyModule, torch, transformers
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families import FAMILIES
+from weightctl.families.common_keys import HARMLESS, REFUSED, USED, describe_foreign_classes
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
@@ -39,8 +43,6 @@ from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
 
@@ -257,6 +259,15 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
     assert "model.gguf" in str(caught.value)
 
 
+# Published classes of decoders whose tokens see later ones.
+BIDIRECTIONAL = (
+    ("llama", "LlamaBidirectionalModel"), ("qwen2", "Qwen2BidirectionalModel"),
+    ("mistral", "BidirectionalMistralModel"), ("mistral", "NVEmbedModel"),
+    ("mistral", "MistralEncoderModel"), ("llama", "LlamaBiModel"), ("qwen2", "Qwen2BiForMNTP"),
+    ("qwen3", "Qwen3ForMaskedLM"),
+)  # fmt: skip
+
+
 @each(
     "changes, message",
     [
@@ -325,6 +336,27 @@ def test_metadata_of_no_sense_are_refused_by_name(changes: dict[str, Any], messa
             {"model_type": "gpt2", "add_cross_attention": True},
             "`add_cross_attention` is `True`: cross attention is not supported",
         ),
+        ({"model_type": "gpt_bigcode", "add_cross_attention": True}, "cross attention"),
+        ({"per_layer_config": {"3": {"hidden_act": "relu"}}}, "settings of single layers"),
+        ({"pruned_heads": {"0": [1]}}, "heads that are removed"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
+        (
+            {"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}},
+            "`use_bidirectional_attention` is `True`: attention to later tokens is not supported",
+        ),
+        ({"model_type": "t5", "is_causal": False}, "`is_causal` is `False`"),
+        ({"model_type": "dots1", "max_window_layers": 3}, "llama.cpp has no sliding windows"),
+        *(
+            (
+                {"model_type": kind, "architectures": [name]},
+                f"`architectures` names `'{name}'`: attention to later tokens is not supported",
+            )
+            for kind, name in BIDIRECTIONAL
+        ),
+        (
+            {"auto_map": {"AutoModel": "modeling_llama_encoder.LlamaEncoderModel"}},
+            "`auto_map` names `'modeling_llama_encoder.LlamaEncoderMod…`",
+        ),
     ],
 )
 def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
@@ -332,6 +364,70 @@ def test_configs_of_no_sense_are_refused_by_name(changes: dict[str, Any], messag
         read({"model_type": "llama"} | changes)
     assert len(str(caught.value)) < 400
     assert str(caught.value).startswith("config.json: ")
+
+
+# What releases state, with the classes that are not of their family.
+CLASSES: tuple[tuple[Document, list[str]], ...] = (
+    ({"model_type": "llama", "architectures": ["LLaMAForCausalLM"]}, []),
+    ({"model_type": "internlm3", "architectures": ["InternLM3ForCausalLM"]}, []),
+    ({"model_type": "mpt", "architectures": ["MPTForCausalLM"]}, []),
+    ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, []),
+    ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, []),
+    ({"model_type": "t5", "architectures": ["T5WithLMHeadModel"]}, []),
+    ({"model_type": "gemma3_text", "architectures": ["Gemma3TextModel"]}, []),
+    ({"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}, []),
+    ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"],
+      "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+                   "AutoModel": "modeling_deepseek.DeepseekV3Model"}}, []),
+    ({"model_type": "nomic_bert", "architectures": ["NomicBertModel"], "auto_map": {
+        "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"}}, []),
+    ({"model_type": "bert", "architectures": ["JinaBertForMaskedLM"]}, ["JinaBertForMaskedLM"]),
+    ({"model_type": "qwen3", "architectures": ["JinaForRanking"],
+      "auto_map": {"AutoModel": "modeling.JinaForRanking"}},
+     ["JinaForRanking", "modeling.JinaForRanking"]),
+    ({"model_type": "qwen2", "architectures": "Qwen2MoeForCausalLM"}, ["Qwen2MoeForCausalLM"]),
+)  # fmt: skip
+
+
+@each("changes", [{}, {"sliding_window": None, "max_window_layers": 3}])
+def test_a_dots1_without_windows_is_read(changes: Document) -> None:
+    assert read({"model_type": "dots1"} | changes).layers == 62
+
+
+@each("document, foreign", CLASSES, ids=[str(document) for document, _ in CLASSES])
+def test_classes_that_are_not_of_the_family_are_named(
+    document: Document, foreign: list[str]
+) -> None:
+    text = describe_foreign_classes(find_family(document), document)
+    assert re.findall(r"`([\w.]+)` \(", text) == foreign
+    assert bool(text) == bool(foreign)
+
+
+def test_the_usual_classes_are_those_of_their_families() -> None:
+    families = [line.load() for line in FAMILIES.values()]
+    texts = [
+        describe_foreign_classes(family, {"architectures": [kind.class_name]})
+        for family in families
+        for kind in family.model_types.values()
+    ]
+    assert not [*filter(None, texts)]
+
+
+def test_each_key_of_all_models_in_transformers_is_used_harmless_or_refused() -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / "configuration_utils.py").read_text())
+    (own,) = (node for node in tree.body if getattr(node, "name", "") == "PreTrainedConfig")
+    fields = {
+        ast.unparse(node.target)
+        for node in own.body
+        if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
+    }
+    (begin,) = (node for node in own.body if getattr(node, "name", "") == "__post_init__")
+    taken = re.findall(r"kwargs\.(?:pop|get)\('(\w+)'", ast.unparse(begin))
+    assert {"per_layer_config", "architectures", "problem_type"} <= fields | {*taken}
+    assert fields | {*taken} <= USED | HARMLESS | REFUSED.keys()
 
 
 ANYTHING = st.one_of(

@@ -169,6 +169,8 @@ FAULTS = (
     CheckFault("json-readable", _text("config.json", "[]"), "not a JSON object"),
     CheckFault("config-dtype", _json("config.json", torch_dtype="float16"),
                "is float16, and all values", has_fix=True),
+    CheckFault("config-class", _json("config.json", architectures=["LlamaForRanking2"]),
+               "`LlamaForRanking2` (`architectures`) is not a class of llama"),
     CheckFault("config-quantization", _json("config.json", quantization_config=...),
                "is missing, and", "awq"),
     CheckFault("config-quantization", keep_quantization_apart, "is missing", "awq", has_fix=True),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import small_models
+import tiny
 from lazy import load_file, save_file, torch
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError
@@ -146,3 +147,9 @@ def test_padding_that_a_gguf_does_not_name_is_none(tmp_path: Path) -> None:
     del metadata["tokenizer.weightctl.token_ids"]  # like a file of another tool
     back = translate(recognize(there.weights), "hugging_face")
     assert json.loads(back.documents["config.json"])["pad_token_id"] is None
+
+
+def test_a_class_that_is_not_of_the_family_is_a_note() -> None:
+    made = tiny.make_small("llama", architectures=["LlamaForRanking2"])
+    (note,) = [note for note in translate(made, "gguf").notes if "LlamaForRanking2" in note]
+    assert note.endswith(" is not a class of llama, and may compute something else")

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from weightctl.check.findings import JsonChange, RuleFinding
+from weightctl.families.common_keys import describe_foreign_classes
 from weightctl.formats.huggingface import CONFIG
 from weightctl.schemes.matching import read_entries
 from weightctl.schemes.settings import SETTINGS_FILES, SETTINGS_KEYS, read_settings_file
@@ -83,6 +84,14 @@ def _list_dtypes(
         inner = nested.get(key) if is_uniform and is_object(nested) else None
         if isinstance(inner, str):
             yield (_NESTED, key), inner
+
+
+def find_foreign_classes(model: CheckedModel) -> Iterator[RuleFinding]:
+    """Find classes in config.json that are not of the model family."""
+    found = model.subject.checkpoint
+    text = "" if found is None else describe_foreign_classes(found.family, found.document)
+    if text:
+        yield RuleFinding(path=model.locate(CONFIG), text=text)
 
 
 def find_missing_quantization(model: CheckedModel) -> Iterator[RuleFinding]:

@@ -94,6 +94,12 @@ RULES: dict[str, Rule] = {
         "transformers converts the weights to this dtype, which rounds values or doubles memory",
         "sets the dtype that most values have",
     ),
+    "config-class": Rule(
+        f"{_HERE}.config:find_foreign_classes",
+        _WARNING,
+        "the classes that `architectures` and `auto_map` name are of the model family",
+        "programs that use another class may compute something else",
+    ),
     "config-quantization": Rule(
         f"{_HERE}.config:find_missing_quantization",
         _ERROR,

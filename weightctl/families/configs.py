@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, GraphError
+from weightctl.families.common_keys import refuse_keys
 from weightctl.families.keys import REQUIRED
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import from_block_values
@@ -69,6 +70,7 @@ def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -
     kind = family.model_types[document[MODEL_TYPE]]
     try:
         standard = family.standard(document)
+        refuse_keys(family, document, standard)
     except ValueError as error:
         raise ArchitectureError(f"{where}: {error}") from error
 

@@ -5,6 +5,8 @@ Names and keys: transformers' `modeling_dots1.py`; llama.cpp's `conversion/qwen.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.experts import (
     ROUTED_KEYS,
@@ -19,6 +21,17 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.layers import no_windows
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard
+from weightctl.families.windowed_layers import with_layer_types
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the type of attention of each layer; any window is used."""
+    stated = {**standard(document), "use_sliding_window": True}
+    return with_layer_types(stated, window=4096, first=62, layers=62)
+
 
 FAMILY = Family(
     name="dots1",
@@ -50,6 +63,6 @@ FAMILY = Family(
         used=6,
     ),
     fusions=expert_forms(),
-    standard=standard,
+    standard=_standard,
     checked=checking_experts(check_decoder),
 )

@@ -99,8 +99,6 @@ GEMMA_KEYS = with_keys(
         gguf_default="gelu_tanh", hugging_face="hidden_activation"),
     Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
         default=False, hugging_face="attention_bias"),
-    Key(field="sees_ahead", kind=Exactly(False, "attention to later tokens is not supported"),
-        default=False, hugging_face="use_bidirectional_attention"),
     without=("experts", "tied", *(key.field for key in ROPE_KEYS)),
 )  # fmt: skip
 

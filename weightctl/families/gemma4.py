@@ -88,7 +88,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         # transformers changes the last layer to full attention.
         made[_TYPES] = [*made[_TYPES][:-1], GLOBAL]
     if made.get("per_layer_config"):
-        made |= _find_global_sizes(made)
+        made |= {**_find_global_sizes(made), "per_layer_config": None}
     elif not made.get("attention_k_eq_v"):
         made["num_global_key_value_heads"] = None
     if not made.get("enable_moe_block"):

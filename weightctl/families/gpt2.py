@@ -30,8 +30,6 @@ _KEYS = with_keys(
         hugging_face="scale_attn_weights"),
     Key(field="is_scaled_by_layer", kind=Exactly(False, _SCORES), default=False,
         hugging_face="scale_attn_by_inverse_layer_idx"),
-    Key(field="has_cross_attention", default=False, hugging_face="add_cross_attention",
-        kind=Exactly(False, "cross attention is not supported")),
     without=("experts", "value_dim", *(key.field for key in ROPE_KEYS)),
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families import FAMILIES
+from weightctl.families.common_keys import HARMLESS
 from weightctl.families.model import ARCHITECTURE
 from weightctl.schemes.buffers import is_buffer
 from weightctl.text.folding import mask_numbers
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
 _MOST = 4
 # Keys of config.json that are not compared, because they do not show what a model computes.
-_ASIDE = {
-    "_name_or_path", "architectures", "attention_dropout", "auto_map", "bos_token_id", "dtype",
-    "eos_token_id", "initializer_range", "max_window_layers", "model_type", "pad_token_id",
-    "pretraining_tp", "quantization_config", "rope_parameters", "rope_scaling", "rope_theta",
-    "torch_dtype", "transformers_version", "use_cache",
+_ASIDE = HARMLESS | {
+    "architectures", "attention_dropout", "auto_map", "dtype", "initializer_range",
+    "max_window_layers", "model_type", "pretraining_tp", "quantization_config", "rope_parameters",
+    "rope_scaling", "rope_theta", "torch_dtype",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.decoder_keys import SIZES, rename_keys, with_keys
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.keys import IsAbsent, Key, PresentAs, same
-from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Choice, WholeNumber
+from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
 
 if TYPE_CHECKING:
@@ -184,6 +184,8 @@ FAMILY = Family(
             seen=PresentAs("enc.blk.0.ffn_gate.weight", "gated-gelu")),
         Key(field="tied", kind=FLAG, default=True, hugging_face="tie_word_embeddings",
             seen=IsAbsent("output.weight")),
+        Key(field="is_causal", default=True, hugging_face="is_causal", written=False,
+            kind=Exactly(True, "a decoder that sees later tokens is not supported")),
         Key(field="start_token", kind=WholeNumber(0, SIZE.most), default=None, gguf_default=None,
             gguf="{arch}.decoder_start_token_id", hugging_face="decoder_start_token_id"),
     ),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.common_keys import describe_foreign_classes
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.towers import find_tower
@@ -116,6 +117,8 @@ def _describe_left_out(
             f"{checkpoint.where} states {pluralize(checkpoint.lost_mtp, 'layer')} for multi-token "
             "prediction (MTP), but the checkpoint has none of their tensors: the output states 0"
         )
+    if foreign := describe_foreign_classes(checkpoint.family, checkpoint.document):
+        yield f"{checkpoint.where}: {foreign}"
     beside = checkpoint.beside
     tower = find_tower(checkpoint.document.get("model_type")) if beside else None
     if tower is not None:
