@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import shutil
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,18 +14,44 @@ import numpy as np
 import pytest
 
 from arrays import weights_of
-from outcomes import EACH_KIND, old_output, random_model, random_weights, untouched
+from commands import ROOT, run_command
+from each import each
+from outcomes import (
+    EACH_KIND,
+    failing_call,
+    leftovers,
+    old_output,
+    random_model,
+    random_weights,
+    standing,
+    untouched,
+)
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.base import cannot_write
 from weightctl.system.temporary import temporary_name
+from weightctl.write import journal
 from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from commands import Completed
     from outcomes import Kind
 
+# Commands that write an output. An output of other values stands there, of the same size or in
+# other parts.
+FIXTURES = ROOT / "fixtures"
+COMMANDS = {
+    "file": ("convert", "small", "out.gguf", "--quant", "Q8_0"),
+    "directory": ("convert", "small", "out", "--dtype", "BF16"),
+    "set": ("convert", "small", "out.safetensors", "--max-shard-size", "1B"),
+    "gguf set": ("convert", "small", "out.gguf", "--max-shard-size", "1B"),
+    "shard": ("shard", "tiny", "out", "--tp", "2"),
+    "merge": ("merge", "tiny", FIXTURES / "tiny-adapter", "out"),
+}
+OTHER_PARTS = ("--max-shard-size", "40kB")
+FAULTS = itertools.cycle((errno.ENOSPC, errno.EIO, errno.EACCES))
 # So little that a conversion of a few megabytes is read and written in several pieces.
 LITTLE = 4_000_000
 
@@ -135,3 +163,65 @@ def test_names_that_collide_are_refused_before_anything_is_written(
     collision = pytest.raises(ConversionError, match=rf"3 tensors would have the name `{same}`")
     with untouched(tmp_path), collision:
         save(plan.with_items(items), where, force=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    random_model(place / "small", 3, 8)
+    random_model(place / "old-small", 3, 8, seed=5)
+    shutil.copytree(FIXTURES / "tiny-llama", place / "tiny")
+    adapter = f"{FIXTURES / 'tiny-adapter'}:5"
+    run_command("merge", place / "tiny", adapter, place / "old-tiny")
+    return place
+
+
+def run_for(models: Path, kind: str, place: Path, *, old: bool = False) -> Completed:
+    command, source, *words = COMMANDS[kind]
+    words = [f"{place}/{word}" if str(word).startswith("out") else word for word in words]
+    parts = OTHER_PARTS if old and "set" in kind else ()
+    source = models / (f"old-{source}" if old else str(source))
+    return run_command(command, source, *words, "--force", "--threads", "1", *parts)
+
+
+@each("kind, number, is_done, has_journal", [
+    ("directory", 5, False, False), ("directory", 23, False, True), ("set", 58, False, True),
+    *[
+        pytest.param(kind, None, is_done, has_journal, marks=pytest.mark.long)
+        for kind in COMMANDS for is_done in (True, False) for has_journal in (True, False)
+    ],
+])  # fmt: skip
+def test_an_error_at_any_write_says_what_is_so_and_the_same_command_completes(
+    kind: str, number: int | None, is_done: bool, has_journal: bool, models: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0 if has_journal else 60.0)
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+        assert run_for(models, kind, tmp_path / name, old=name == "before").returncode == 0
+    before, after = standing(tmp_path / "before"), standing(tmp_path / "after")
+    place = tmp_path / "place"
+    for at in itertools.count() if number is None else [number]:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(tmp_path / "before", place)
+        with failing_call(place, at, next(FAULTS), is_done=is_done) as failed:
+            done = run_for(models, kind, place)
+        if not failed:
+            assert at > 12
+            assert number is None
+            break
+        said, left, now = done.stderr, leftovers(place), standing(place)
+        assert "Traceback" not in said
+        if not done.returncode:
+            assert (now, left) == (after, []), failed
+        elif "weightctl reads them instead of the old ones" in said:
+            assert any(name.endswith("switch.partial") and name in said for name in left)
+        else:
+            assert now in (before, after), (at, failed, said)
+            assert ("the target is unchanged" in said) == (now == before), (at, failed, said)
+            assert ("the output is complete" in said) == (now == after), (at, failed, said)
+            assert [name for name in left if name not in said] == [], (at, failed, said)
+            assert ("continues where" in said) == ("temporary files stay" in said)
+        assert run_for(models, kind, place).returncode == 0, (at, failed, said)
+        assert standing(place) == after, (at, failed, said)
+        assert leftovers(place) == [], (at, failed, said)

@@ -39,6 +39,10 @@ class WeightctlError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
+    def add_hint(self, text: str) -> None:
+        """Add text to the end of the hint."""
+        self.hint = f"{self.hint}; {text}" if self.hint else text
+
     @property
     def headline(self) -> str:
         """The first line of the message, without the list that may follow it."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -117,6 +120,54 @@ def untouched(place: Path) -> Generator[None, None, None]:
     yield
     assert standing(place) == before
     assert leftovers(place) == []
+
+
+# System calls that fail.
+
+_DESCRIBED = ("pwrite", "write", "fsync", "fdatasync", "ftruncate", "fchmod", "copy_file_range")
+_NAMED = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "chmod", "open")
+
+
+@contextmanager
+def failing_call(
+    place: Path, number: int, error: int, *, is_done: bool = True
+) -> Generator[list[str], None, None]:
+    """Let one of the calls that change what is below a place fail; yield a list for its name.
+
+    With `is_done`, calls but `open` are carried out before they fail, as those over a network are.
+    """
+    counted, failed = itertools.count(), list[str]()
+
+    def where(argument: object) -> str:
+        with suppress(OSError):
+            return os.readlink(f"/proc/self/fd/{argument}")
+        return str(argument)
+
+    def wrap(owner: Any, name: str) -> Any:
+        real = getattr(owner, name)
+
+        def call(*given: Any, **options: Any) -> Any:
+            if name == "open" and not (
+                {*str(options.get("mode", given[1:2] and given[1]))} & {*"wxa"}
+                if owner is builtins
+                else given[1] & (os.O_WRONLY | os.O_RDWR)
+            ):
+                return real(*given, **options)
+            touched = map(where, (*given[:2], options.get("dir_fd")))
+            if not any(each.startswith(str(place)) for each in touched) or next(counted) != number:
+                return real(*given, **options)
+            failed.append(name)
+            if is_done and name != "open":
+                real(*given, **options)
+            raise OSError(error, os.strerror(error))
+
+        return patch.object(owner, name, call)
+
+    with ExitStack() as patches:
+        patches.enter_context(wrap(builtins, "open"))
+        for name in (*_DESCRIBED, *_NAMED):
+            patches.enter_context(wrap(os, name))
+        yield failed
 
 
 # A conversion in a separate process that has begun to write.

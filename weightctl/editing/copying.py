@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from weightctl.editing.headers import BLOCK
+from weightctl.errors import OutputError
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileReader, FileWriter
 from weightctl.system.disk import clone_range_at, reserve
@@ -34,7 +35,12 @@ class NewFile:
         self.temporary = temporary_name(path)
         self.shared = 0
         self.written = 0
-        self._file = FileWriter(self.temporary, 0)
+        try:
+            self._file = FileWriter(self.temporary, 0)
+        except OutputError:
+            with suppress(OSError):
+                os.unlink(self.temporary)
+            raise
         try:
             fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(self._file.descriptor, stat.S_IMODE(os.stat(path).st_mode))

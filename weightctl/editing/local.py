@@ -61,6 +61,10 @@ def write_files(plan: EditPlan, progress: Callable[[int], object] | None) -> tup
                 for path, file in zip(paths, changed, strict=False)
             ]
             written = _commit(directory, [*entries, *index])
+    except OutputError as error:
+        if isinstance(error.__cause__, OSError) and not os.path.lexists(edit_path(directory)):
+            error.add_hint("the target is unchanged")
+        raise
     finally:
         with defer_signals():
             for each in new.values():

@@ -268,8 +268,8 @@ def cannot_write(path: str, error: OSError) -> OutputError:
     Temporary names in `path` are replaced by the final names.
     """
     hints = {
-        errno.ENOSPC: "free some disk space; the target is unchanged",
-        errno.EDQUOT: "your disk quota is used up; the target is unchanged",
+        errno.ENOSPC: "free some disk space",
+        errno.EDQUOT: "your disk quota is used up",
         errno.EFBIG: (
             "the file system or a limit (`ulimit -f`) does not allow a file of this size"
         ),

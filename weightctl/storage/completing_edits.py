@@ -85,17 +85,16 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
         _sync(directory)
         os.unlink(edit.path)
         _sync(directory)
-        forget_own_edit(directory)
     except OSError as error:
         changed = edit.path_of(edit.files[0].name)
-        if not os.path.lexists(edit.path):
-            raise cannot_write(changed, error) from error
-        raise OutputError(
-            f"{changed} cannot be written: {error.strerror}. The edit is recorded but not "
-            "complete: weightctl reads the file as edited, and other programs refuse it or read "
-            "the old one",
-            hint=f"mend the cause, then complete the edit: weightctl edit {changed}",
-        ) from error
+        if os.path.lexists(edit.path):
+            raise OutputError(
+                f"{changed} cannot be written: {error.strerror}. The edit is recorded but not "
+                "complete: weightctl reads the file as edited, and other programs refuse it or "
+                "read the old one",
+                hint=f"mend the cause, then complete the edit: weightctl edit {changed}",
+            ) from error
+    forget_own_edit(directory)
     return written
 
 

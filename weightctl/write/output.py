@@ -190,7 +190,7 @@ def _write(
         is_final = _is_final(error) or _has_changed(plan.source)
         partial.is_resumable = (partial.is_resumable or recorder.has_journal) and not is_final
         if partial.is_resumable and isinstance(error, WeightctlError):
-            error.hint = f"{error.hint}; {_CONTINUES}" if error.hint else _CONTINUES
+            error.add_hint(_CONTINUES)
         raise
     found = list(records.values())
     return Written(found, kept_bytes, partial.lost, partial.pull_request, counts)

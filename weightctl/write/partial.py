@@ -22,11 +22,13 @@ from weightctl.storage.local import FileWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
+    asides_of,
     temporary_name,
 )
 from weightctl.write.claims import (
     clear_leftovers,
     entrance,
+    find_leftovers,
     is_same_directory,
     lock_path,
     refuse_other_runs,
@@ -35,7 +37,7 @@ from weightctl.write.claims import (
 from weightctl.write.executors.markers import ranks_token
 from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.journal import Journal
-from weightctl.write.replacing import complete, exchange, name_files, rename, sync_directory
+from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
 from weightctl.write.resumable import ResumableFiles, find_resumable
 
 if TYPE_CHECKING:
@@ -64,13 +66,26 @@ class Partial:
         self._lock = -1
         self._is_named = False
         # Files of an earlier run are kept if this run fails before it has started.
-        self.is_resumable = bool(left.records)
+        self._is_resumable = bool(left.records)
         self._intact: set[int] = set()
         self.kept: tuple[Record, ...] = left.records
         self.lost = left.lost
         self.path = temporary_name(outcome.path, left.token)
         self.journal = self.path + JOURNAL
+        self._unused_journal = f"{self.journal}.new"
+        # The record of the replacement of a set of files; a directory has none.
+        name = "" if outcome.is_directory else outcome.names[0]
+        self._record = switch_path(outcome.path_of(name))
         self.files: list[FileWriter] = []
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the files stay after an error, so that the same command continues the run."""
+        return self._is_resumable and not self._is_named
+
+    @is_resumable.setter
+    def is_resumable(self, value: bool) -> None:
+        self._is_resumable = value
 
     def path_of(self, name: str) -> str:
         """Return the temporary path of a file of the output."""
@@ -106,9 +121,9 @@ class Partial:
 
     def _begin_directory(self) -> None:
         try:
-            with suppress(FileExistsError):
-                os.mkdir(self.path)
             try:
+                with suppress(FileExistsError):
+                    os.mkdir(self.path)
                 self._lock = lock_path(self.path)
             except OSError:
                 with suppress(OSError):  # a directory with files is not removed
@@ -211,16 +226,44 @@ class Partial:
                 sync_directory(directory)
             sync_directory(self.path)
         with defer_signals():
-            if outcome.is_directory:
-                self._name_directory(force=force)
-            else:
-                named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
-                name_files(named, force=force, old=outcome.list_replaced())
-            self._is_named = True
-            # A run that is killed before the journal is removed can be continued.
-            with suppress(FileNotFoundError):
-                os.unlink(self.journal)
+            try:
+                if outcome.is_directory:
+                    self._name_directory(force=force)
+                else:
+                    named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
+                    name_files(named, force=force, old=outcome.list_replaced())
+            finally:
+                self._is_named = self._is_in_place()
+            # The first path is the old directory. Another run may remove it at the same time.
+            remove([self.path, self.journal, self._unused_journal])
         sync_directory(os.path.dirname(outcome.path))
+
+    def _is_in_place(self) -> bool:
+        """Whether all files have their final names."""
+        outcome = self._outcome
+        if outcome.is_directory:
+            return is_same_directory(self._lock, outcome.path)
+        paths = map(outcome.path_of, outcome.parts)
+        return not os.path.lexists(self._record) and all(
+            os.path.exists(path) and os.path.samestat(os.fstat(file.descriptor), os.stat(path))
+            for file, path in zip(self.files, paths, strict=True)
+        )
+
+    def describe_state(self) -> str:
+        """Return the state of the target after an error, and the names of the files that stay."""
+        outcome = self._outcome
+        if os.path.lexists(self._record):
+            return (
+                "the new files are complete, and weightctl reads them instead of the old ones as "
+                f"{self._record} says; the same command with --force (force=True in Python) "
+                "completes the replacement"
+            )
+        left = sorted({*find_leftovers(outcome.path, outcome.pattern), *asides_of(outcome.path)})
+        state = "the output is complete" if self._is_named else "the target is unchanged"
+        if left:
+            verb = "temporary files stay" if self.is_resumable else "remove temporary files"
+            state += f"; {verb}: {', '.join(left)}"
+        return state
 
     def _name_directory(self, *, force: bool) -> None:
         path = self._outcome.path
@@ -228,15 +271,22 @@ class Partial:
             rename(self.path, path)
             return
         self._outcome.refuse_contents(path, force=force)
-        exchange(self.path, path)
+        # With the journal, another run would take files of the old directory for its own.
+        has_journal = os.path.lexists(self.journal)
+        if has_journal:
+            rename(self.journal, self._unused_journal)
         try:
-            # A file may have been created in the old directory in the meantime.
-            self._outcome.refuse_contents(self.path, force=force)
-        except BaseException:
             exchange(self.path, path)
+            try:
+                # A file may have been created in the old directory in the meantime.
+                self._outcome.refuse_contents(self.path, force=force)
+            except BaseException:
+                exchange(self.path, path)
+                raise
+        except BaseException:
+            if has_journal and not self._is_in_place():
+                rename(self._unused_journal, self.journal)
             raise
-        with suppress(FileNotFoundError):  # another run may remove it at the same time
-            shutil.rmtree(self.path)
 
     def discard(self) -> None:
         """Remove all temporary files, unless the record of a replacement lists them."""
@@ -246,11 +296,11 @@ class Partial:
             if self._outcome.is_directory:
                 if self._lock >= 0 and is_same_directory(self._lock, self.path):
                     shutil.rmtree(self.path, ignore_errors=True)
-            elif not os.path.lexists(switch_path(self._outcome.path_of(self._outcome.names[0]))):
+            elif not os.path.lexists(self._record):
                 for name in self._outcome.names:
                     with suppress(OSError):
                         os.unlink(self.path_of(name))
-            for path in (self.journal, f"{self.journal}.new"):
+            for path in (self.journal, self._unused_journal):
                 with suppress(OSError):
                     os.unlink(path)
             if self._markers is not None:
@@ -297,9 +347,12 @@ def hold_output(
             partial = Partial(outcome, left, is_shared=is_shared)
             partial.begin()
         yield partial
-    except BaseException:
-        if partial is not None and not partial.is_resumable:
-            partial.discard()
+    except BaseException as error:
+        if partial is not None:
+            if not partial.is_resumable:
+                partial.discard()
+            if isinstance(error, OutputError) and isinstance(error.__cause__, OSError):
+                error.add_hint(partial.describe_state())
         raise
     finally:
         if partial is not None:

@@ -18,6 +18,7 @@ from weightctl.formats import format_by_index
 from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
+from weightctl.write.claims import remove_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,7 +66,7 @@ def _decide(files: Sequence[tuple[str, str]], there: Sequence[str]) -> Switch:
         # With the record, the new files are valid.
         _write(record, switch_bytes(new, tuple(map(os.path.basename, old))))
     except BaseException:
-        _remove(loadable_name(temporary) for temporary, _ in files)
+        remove(loadable_name(temporary) for temporary, _ in files)
         raise
     sync_directory(os.path.dirname(record))
     return read_switch(record)
@@ -107,7 +108,7 @@ def _prepare_loadable(files: Sequence[tuple[str, str]]) -> None:
             if loadable_name(temporary) != temporary:
                 os.link(temporary, loadable_name(temporary))
     except OSError:  # a file system without hard links
-        _remove(loadable_name(temporary) for temporary, _ in parts)
+        remove(loadable_name(temporary) for temporary, _ in parts)
         return
     names = {
         os.path.basename(path): os.path.basename(loadable_name(temporary))
@@ -129,13 +130,13 @@ def _name_all(switch: Switch, *, force: bool) -> None:
         _publish(interim, leading, force=force or switch.leading in switch.old, keep=True)
     elif switch.leading in switch.old and not _is_ours(switch, switch.leading):
         # Old and new parts must not be mistaken for one set.
-        _remove([leading])
+        remove([leading])
     for name, temporary in reversed(list(switch.new.items())):
         if os.path.lexists(switch.path_of(temporary)):
             path = switch.path_of(name)
             replaces = force or name in switch.old or _is_ours(switch, name)
             _publish(switch.path_of(temporary), path, force=replaces, keep=True)
-    _remove(switch.path_of(name) for name in switch.old if name not in switch.new)
+    remove(switch.path_of(name) for name in switch.old if name not in switch.new)
 
 
 def _undo(switch: Switch) -> None:
@@ -143,7 +144,7 @@ def _undo(switch: Switch) -> None:
     if all(_is_there(switch, name) for name in switch.old):
         with suppress(OSError):
             own = [name for name in switch.new if _is_ours(switch, name)]
-            _remove(map(switch.path_of, own))
+            remove(map(switch.path_of, own))
             _forget(switch)
 
 
@@ -166,16 +167,21 @@ def _forget(switch: Switch) -> None:
     """Remove the record, and then the temporary and second names of the files."""
     sync_directory(os.path.dirname(switch.path))
     temporaries = list(map(switch.path_of, switch.new.values()))
-    _remove([switch.path, *map(loadable_name, temporaries), *temporaries])
+    remove([switch.path, *map(loadable_name, temporaries), *temporaries])
 
 
-def _remove(paths: Iterable[str]) -> None:
+def remove(paths: Iterable[str]) -> None:
+    """Remove files, and directories with their contents; raise `OutputError` if one is left."""
+    left: list[tuple[str, OSError]] = []
     for path in paths:
         try:
             with suppress(FileNotFoundError):
-                os.unlink(path)
+                remove_path(path)
         except OSError as error:
-            raise cannot_write(path, error) from error
+            if os.path.lexists(path):
+                left.append((path, error))
+    for path, cause in left:
+        raise OutputError(f"{path} cannot be removed: {cause.strerror}") from cause
 
 
 def _write(path: str, content: bytes) -> None:
@@ -186,10 +192,14 @@ def _write(path: str, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as error:
-        _remove([temporary])
+        remove([temporary])
         raise cannot_write(path, error) from error
+    try:
+        rename(temporary, path)
+    except OutputError:
+        remove([temporary])
+        raise
 
 
 def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> None:
@@ -205,14 +215,13 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
         if is_same_file(path, temporary):
             return
         second = temporary_name(path)
-        with suppress(OSError):
-            os.link(temporary, second)
-            temporary = second
         try:
+            with suppress(OSError):
+                os.link(temporary, second)
+                temporary = second
             rename(temporary, path)
-        except OutputError:
-            _remove([second])
-            raise
+        finally:
+            remove([second])
         return
     try:
         os.link(temporary, path)
@@ -222,7 +231,7 @@ def _publish(temporary: str, path: str, *, force: bool, keep: bool = False) -> N
         rename(temporary, path)
     else:
         if not keep:
-            os.unlink(temporary)
+            remove([temporary])
 
 
 def _cannot_replace(path: str) -> OutputError:
@@ -241,16 +250,24 @@ def exchange(one: str, other: str) -> None:
         return
     aside = aside_name(other)
     rename(other, aside)
-    rename(one, other)
+    try:
+        rename(one, other)
+    except OutputError:
+        rename(aside, other)
+        raise
     rename(aside, one)
 
 
 def rename(temporary: str, path: str) -> None:
-    """Rename a file or directory; raises `OutputError` if that fails."""
+    """Rename a file or directory; raises `OutputError` if that fails.
+
+    An error of a network file system after the rename is ignored.
+    """
     try:
         os.replace(temporary, path)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        if os.path.lexists(temporary) or not os.path.lexists(path):
+            raise cannot_write(path, error) from error
 
 
 def sync_directory(path: str) -> None:
