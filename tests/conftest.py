@@ -17,10 +17,9 @@ from commands import Completed, run_command, start_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-# Parallel tests use all cores, so threads of torch would wait for each other. Processes that tests
-# start inherit this setting.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = "1"
+# Models of tests are small: threads of torch would wait for each other. Processes that tests start
+# inherit this setting.
+os.environ["OMP_NUM_THREADS"] = "1"
 # A run in the background or under `nohup` ignores these signals, and so would processes that tests
 # start. A handler is not inherited, so they have the default action.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

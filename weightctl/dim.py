@@ -323,11 +323,11 @@ DimLike: TypeAlias = "Dim | str | SupportsIndex"
 
 def _is_dim(given: object) -> bool:
     # An array has `__index__` too, whatever its shape.
-    return isinstance(given, Dim | str | SupportsIndex) and not getattr(given, "shape", ())
+    return isinstance(given, Dim | str | int | SupportsIndex) and not getattr(given, "shape", ())
 
 
 def _is_number(given: object) -> TypeGuard[float | SupportsIndex]:
-    return isinstance(given, float | SupportsIndex) and not getattr(given, "shape", ())
+    return isinstance(given, float | int | SupportsIndex) and not getattr(given, "shape", ())
 
 
 def _is_size(given: object) -> bool:

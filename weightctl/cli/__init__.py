@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from contextlib import redirect_stderr, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -66,17 +67,7 @@ class _Commands(typer.core.TyperGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # Typer's signature
-        if cmd_name not in COMMANDS:
-            return None
-        made: typer.Typer = load(COMMANDS[cmd_name])
-        for info in made.registered_commands:
-            if info.cls in (None, typer.core.TyperCommand):
-                info.cls = HelpCommand
-            if info.callback is not None:
-                _evaluate_annotations(info.callback)
-        command = get_command(made)
-        command.name = cmd_name
-        return command
+        return _make_command(cmd_name, COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name.
@@ -107,6 +98,19 @@ class _Commands(typer.core.TyperGroup):
     def _describe(self, ctx: Any, name: str) -> str:
         text: str = self.get_command(ctx, name).help or ""
         return text.partition("\n\n")[0]
+
+
+@cache
+def _make_command(name: str, reference: str) -> Any:
+    made: typer.Typer = load(reference)
+    for info in made.registered_commands:
+        if info.cls in (None, typer.core.TyperCommand):
+            info.cls = HelpCommand
+        if info.callback is not None:
+            _evaluate_annotations(info.callback)
+    command = get_command(made)
+    command.name = name
+    return command
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:

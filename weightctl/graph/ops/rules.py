@@ -179,7 +179,7 @@ def require_rank(kind: TensorType, at_least: int) -> None:
 def resolve_axis(rank: int, axis: int) -> int:
     """Return a non-negative axis; raises `GraphError` if a tensor of this rank does not have it."""
     given: Any = axis
-    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+    if isinstance(given, bool) or not isinstance(given, int | SupportsIndex):
         raise GraphError(
             f"an axis must be an integer, not {given!r}", hint="for example -1 for the last axis"
         )
