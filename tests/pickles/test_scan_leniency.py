@@ -81,13 +81,6 @@ def assert_all_named(raw: bytes) -> None:
             assert known in found or MADE_UP in found, (path, raw)
 
 
-@pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_of_opcodes_hides_no_name(trick: str) -> None:
-    assert "payloads.run" in {
-        each.path for each in names(HeldRange(memoryview(TRICKS[trick]))).named
-    }
-
-
 OBJECT = OrderedDict(a=[1, 2.5, None, "text", b"raw", (1, 2)], b={"c": OrderedDict(x=1 << 17)})
 SEEDS = [
     *(pickle.dumps(OBJECT, protocol) for protocol in (0, 2, 4)),

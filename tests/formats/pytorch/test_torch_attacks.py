@@ -38,7 +38,6 @@ from payloads import (
     zip_of,
 )
 from weightctl.formats.pickles.scan import names
-from weightctl.formats.pytorch.constructors import CONSTRUCTORS
 from weightctl.storage.byte_range import HeldRange
 
 if TYPE_CHECKING:
@@ -185,12 +184,6 @@ def test_what_is_named_is_listed_as_a_name(
     assert outcome.startswith("listed: ")
     kinds = {"os.system": "os.system", "eval": "builtins.eval", "a partial": "object"}
     assert kinds.get(name, "{}") in outcome
-
-
-@each("name", LIVE)
-def test_the_scan_names_what_would_be_called(name: str) -> None:
-    outcome = names(HeldRange(memoryview(LIVE[name])))
-    assert {each.path for each in outcome.named} - set(CONSTRUCTORS)
 
 
 @each("name", AMPLIFYING)

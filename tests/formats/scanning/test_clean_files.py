@@ -24,8 +24,10 @@ import numpy as np
 import pytest
 
 from build import Gguf, safetensors_of
+from each import each
 from lazy import torch
 from payloads import NOTHING, stream
+from weightctl.cli.scanned import ScanChoices, scan_paths
 from weightctl.formats.scanning import scan_file, unread
 from weightctl.storage.files import open_reader
 
@@ -119,13 +121,23 @@ CLEAN: dict[str, bytes] = {
     "plain.joblib": zlib.compress(pickle.dumps({"a": 1.5})),
     "stream.pt": stream(NOTHING),
     "empty.pkl": b"",
+    "README.md": b"# model\n\nc\n",
+    "CITATION.cff": b"cff-version: 1.2.0\nmessage: cite it\ntitle: x\n",
+    "LICENSE": b"I am a license.\ncopyright (c) nobody, ever\nand so on\n",
+    "dots.txt": b"...\n",
+    "vocab.txt": b"(\n)\n.\n",
+    "config.json": b"{}",
+    "numbers.safetensors": safetensors_of({"a": ("U8", (0x280 - 70,), bytes(0x280 - 70))}),
+    "b.safetensors": b"\x80\x02\0\0\0\0\0\0" + b"{}".ljust(0x280),
+    "c.safetensors": b"\x80\x02\x02\0\0\0\0\0" + b"{}".ljust(0x20280),
+    "random.bin": np.random.default_rng(0).bytes(100_000),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@each("name", CLEAN)
 def test_a_harmless_file_passes(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CLEAN[name])
-    assert not any(findings(tmp_path / name))
+    assert scan_paths([str(tmp_path / name)], ScanChoices(quiet=True)) == 0
 
 
 def test_layers_of_torch_are_known_and_nothing_else_of_their_modules() -> None:
