@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +15,9 @@ from hypothesis.extra import numpy as arrays
 
 import small_models
 from arrays import stored, weights_of
+from conftest import ROOT
 from each import each
-from faults import inject
+from faults import in_gguf, inject
 from lazy import torch
 from verdicts import forward, report_on, saved
 from weightctl import Plan
@@ -29,6 +33,8 @@ from weightctl.verify.checks.forward.predictions import (
 )
 from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
 from weightctl.verify.figures import ForwardFigures, MatrixGain
+from weightctl.verify.run.output import compute_expectations
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
 
 if TYPE_CHECKING:
@@ -76,6 +82,61 @@ def test_perplexity_and_next_tokens_are_those_of_transformers(tmp_path: Path) ->
     found = [each.probability for each in figures.next_tokens]
     assert found == pytest.approx(chances.tolist(), rel=1e-3)
     assert not result.problems
+
+
+def permute(tokens: list[Any], share: float) -> list[Any]:
+    """Return tokens of which this share have changed places."""
+    made = list(tokens)
+    chosen = random.Random(3).sample(range(len(made)), int(share * len(made)))
+    for place, other in zip(chosen, random.Random(4).sample(chosen, len(chosen)), strict=True):
+        made[place] = tokens[other]
+    return made
+
+
+def test_a_vocabulary_in_another_order_is_a_problem_of_the_run(tmp_path: Path) -> None:
+    sound = ROOT / "fixtures" / "tiny-llama"
+    assert not forward(Subject(sound))[0].problems
+    shutil.copytree(sound, tmp_path / "wrong")
+    tokenizer = tmp_path / "wrong" / "tokenizer.json"
+    document = json.loads(tokenizer.read_text())
+    words = document["model"]["vocab"]
+    words |= dict(zip(words, permute([*words.values()], 0.1), strict=True))
+    tokenizer.write_text(json.dumps(document))
+    result, figures = forward(Subject(tmp_path / "wrong"))
+    assert figures.perplexity is not None
+    assert 40 < figures.perplexity < 512
+    (problem,) = result.problems
+    assert "the model's own predictions allow" in problem.text
+    # The text of a user may be in a language that the model does not know.
+    assert not forward(Subject(tmp_path / "wrong"), text="Thank you for the soup. " * 30)[
+        0
+    ].problems
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.3])
+def test_a_real_vocabulary_in_another_order_is_a_problem_of_the_run(
+    smollm2: Path, tmp_path: Path, share: float
+) -> None:
+    key = "tokenizer.ggml.tokens"
+
+    def change(metadata: dict[str, MetadataValue]) -> None:
+        content = permute([*metadata[key].content], share)
+        metadata[key] = MetadataValue(metadata[key].type, content)
+
+    in_gguf(smollm2, tmp_path / "model.gguf", change)
+    result, _ = forward(Subject(tmp_path / "model.gguf"))
+    assert bool(result.problems) == bool(share)
+
+
+def test_what_a_model_expects_is_the_entropy_and_the_tail_of_its_prediction() -> None:
+    chances = np.array([[0.5, 0.25, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]])
+    targets = np.array([2, 0])
+    found = compute_expectations(np.log(chances).astype(np.float32), targets)
+    np.testing.assert_allclose(found.entropies, [1.75 * np.log(2), 2 * np.log(2)], rtol=1e-6)
+    np.testing.assert_allclose(found.tails, [0.25, 1.0], rtol=1e-6)
+    certain = compute_expectations(np.array([[0, -np.inf]], np.float32), np.array([1]))
+    assert [*certain.entropies, *certain.tails] == [0.0, 0.0]
 
 
 def test_windows_do_not_see_each_other_and_count_alike(tmp_path: Path) -> None:
