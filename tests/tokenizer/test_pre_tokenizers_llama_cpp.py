@@ -92,7 +92,9 @@ def test_a_pre_tokenizer_splits_text_as_llama_cpp_does(name: str, tmp_path: Path
     assert PRES[found.pre or ""].rule == pre.rule
     assert any("combining marks" in note for note in found.notes) == pre.parts_marks
     reference = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert any("capital letters" in note for note in found.notes) == pre.joins_case
     texts = [families.without_marks(text) if pre.parts_marks else text for text in TEXTS]
+    texts = [text.lower() if pre.joins_case else text for text in texts]
     expected = [reference.encode(text, add_special_tokens=False).ids for text in texts]
     assert ids_of(replace(found, pre=name), texts, tmp_path / "v.gguf", name="x") == expected
 

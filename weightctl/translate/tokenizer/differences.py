@@ -56,6 +56,10 @@ _PARTS_MARKS = (
     "llama.cpp splits text with combining marks, such as Hindi, in other places than transformers "
     "(the pre_tokenizer)"
 )
+_JOINS_CASE = (
+    "llama.cpp does not split words at capital letters, such as `getName`, as transformers does "
+    "(the pre_tokenizer)"
+)
 _REMOVES_MARKS = (
     "llama.cpp removes spacing combining marks, such as vowel signs of Hindi and Burmese, which "
     "transformers keeps: text with them is tokenized differently"
@@ -70,8 +74,11 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
     document = files.tokenizer or {}
     if tokenizer.model == "gpt2" and _steps(document.get("normalizer"), "normalizers"):
         yield _COMPOSES  # other normalizers of byte-level BPE are refused
-    if tokenizer.model == "gpt2" and PRES[tokenizer.pre or DEFAULT].parts_marks:
+    pre = PRES[tokenizer.pre or DEFAULT] if tokenizer.model == "gpt2" else None
+    if pre is not None and pre.parts_marks:
         yield _PARTS_MARKS
+    if pre is not None and pre.joins_case:
+        yield _JOINS_CASE
     is_stripped = tokenizer.model == "bert" and tokenizer.flags.get("normalizer.strip_accents")
     if is_stripped and any(category(each) == "Mc" for each in {*"".join(tokenizer.tokens)}):
         yield _REMOVES_MARKS

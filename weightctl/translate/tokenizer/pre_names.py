@@ -23,7 +23,8 @@ class Pre:
 
     `ignores_merges`: a piece that is a token is not split further. `adds_bos` and `adds_separator`
     apply if `add_bos_token` or `add_sep_token` is missing. `parts_marks`: llama.cpp separates
-    letters from the combining marks that follow them, which the rule keeps together.
+    letters from the combining marks that follow them, which the rule keeps together. `joins_case`:
+    llama.cpp does not separate a capital letter from the small letter before it, as the rule does.
     """
 
     rule: PreTokenizerRule
@@ -31,6 +32,7 @@ class Pre:
     adds_bos: bool = False
     adds_separator: bool = False
     parts_marks: bool = False
+    joins_case: bool = False
 
 
 def _bytes(*steps: str) -> PreTokenizerRule:
@@ -94,6 +96,8 @@ PRES: dict[str, Pre] = {
     "minicpm5": Pre(_bytes(r.UP_TO_THREE_DIGITS, r.MINICPM_5), ignores_merges=True),
     "jais-2": Pre(_bytes(r.JAIS_2)),
     "youtu": Pre(_bytes(r.YOUTU_CJK, r.YOUTU), ignores_merges=True),
+    "afmoe": Pre(_bytes(r.ALL_THOUSANDS, r.AFMOE_CJK, r.DEEPSEEK_3)),
+    "kimi-k2": Pre(_bytes(r.KIMI), parts_marks=True, joins_case=True),
     "laguna": Pre(_bytes(r.PARAGRAPHS, r.QWEN_2)),
     "ufakzeka": Pre(_bytes(r.UFAKZEKA)),
     "spark2_5": Pre(_bytes(r.UP_TO_THREE_DIGITS, r.CJK, r.SPARK, r.DIGIT)),

@@ -17,6 +17,8 @@ ANY_DIGITS = r"\p{N}+"
 UP_TO_THREE_DIGITS = r"\p{N}{1,3}"
 THREE_DIGITS = "[0-9][0-9][0-9]"
 THOUSANDS = r"\d{1,3}(?=(?:\d{3})*\b)"
+# Groups of three from the right, for the digits of all scripts.
+ALL_THOUSANDS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 NEWLINE = r"[\r\n]"
 PARAGRAPHS = r"[^\n]+|[\n]+"
 # Unicode's punctuation, and ASCII's symbols; llama.cpp's default does not include the backtick.
@@ -52,6 +54,13 @@ _TEKKEN_END = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES}"
 TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_TEKKEN_END}"
 _CASED = rf"{_START}{_UPPER}*{_LOWER}+{CONTRACTIONS}?|{_START}{_UPPER}+{_LOWER}*{CONTRACTIONS}?"
 GPT_4O = rf"{_CASED}|\p{{N}}{{1,3}}|{_TEKKEN_END}"
+# Kimi's own expression (`tokenization_kimi.py`).
+_NOT_HAN = r"&&[^\p{Han}]]"
+KIMI = (
+    rf"[\p{{Han}}]+|{_START}{_UPPER[:-1]}{_NOT_HAN}*{_LOWER[:-1]}{_NOT_HAN}+{CONTRACTIONS}?|"
+    rf"{_START}{_UPPER[:-1]}{_NOT_HAN}+{_LOWER[:-1]}{_NOT_HAN}*{CONTRACTIONS}?|"
+    rf"\p{{N}}{{1,3}}|{_SYMBOLS}|{_LINES}"
+)
 YOUTU = rf"{_CASED}|\p{{N}}|{_TEKKEN_END}"
 YOUTU_CJK = (
     "[\uac00-\ud7a3\u3131-\u318e]+|"
@@ -64,6 +73,12 @@ CJK = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _DEEPSEEK_WORD = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"""
     r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
+)
+# As in llama.cpp, where the third range begins with U+8C48.
+AFMOE_CJK = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+"
 )
 DEEPSEEK_3 = rf"{_DEEPSEEK_WORD}[\r\n]*|{_LINES}"
 SPARK = rf"{_DEEPSEEK_WORD}|[\r\n]|{_SPACES}"
