@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -51,6 +52,16 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 ROOT = Path(__file__).parent.parent
+
+
+MEMORY, ROOM = "/dev/shm", 8 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have temporary files in memory if there is room, so that usual tests wait for no disk."""
+    is_usual = config.option.markexpr == "not long" and "TMPDIR" not in os.environ
+    if is_usual and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
@@ -105,6 +116,6 @@ def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def scratch() -> Generator[Path, None, None]:
     """A directory in memory if possible, so that hundreds of runs do not wait for a disk."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="weightctl-test-") as directory:
         yield Path(directory)

@@ -73,7 +73,7 @@ def random_weights(
     names = [f"layers.{number}.weight" for number in range(tensors)]
     return as_checkpoint(
         {
-            name: WeightData.from_numpy(numbers.standard_normal((rows, columns), np.float32), name)
+            name: WeightData.from_numpy(numbers.random((rows, columns), np.float32), name)
             for name in names
         }
     )

@@ -2,7 +2,7 @@
 
 The start of Python and the imports of a library take most of the time of a small check. weightctl's
 children that read untrusted files are such ones in tests; tests of these children start real ones,
-with the fixture `own_children`.
+with the fixture `own_children`. A tokenizer that is read again and again has one child.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import traceback
 import warnings
 from contextlib import ExitStack, suppress
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ import pytest
 
 from weightctl.formats.keras import apart
 from weightctl.system.children import start_python
+from weightctl.translate.tokenizer import encoding
+from weightctl.translate.tokenizer.apart import TokenizerProcess
 from weightctl.verify.checks.structure import readers
 from weightctl.write.executors import processes
 
@@ -45,6 +48,7 @@ OF_WORKERS = (
 )  # fmt: skip
 # What the children import, except for torch, which is imported for the first that needs it.
 PRELOADED = ("safetensors", "numpy", "gguf", "h5py")
+TOKENIZERS = 8  # the children with a tokenizer, at most
 KEPT = ("HOME", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 _MOST = 1 << 16
 
@@ -243,6 +247,8 @@ def ready_children() -> Generator[None, None, None]:
             patched.enter_context(patch.object(module, "start_python", CHILDREN.start_reader))
         for module in WORKERS:
             patched.enter_context(patch.object(module, "start_python", CHILDREN.start_worker))
+        kept = lru_cache(TOKENIZERS)(TokenizerProcess)
+        patched.enter_context(patch.object(encoding, "TokenizerProcess", kept))
         yield
     CHILDREN.end()
 
@@ -252,6 +258,7 @@ def own_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start each child with an interpreter of its own, as outside of tests."""
     for module in (*STARTERS, *WORKERS):
         monkeypatch.setattr(module, "start_python", start_python)
+    monkeypatch.setattr(encoding, "TokenizerProcess", TokenizerProcess)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,7 @@ def test_a_pattern_that_is_tried_in_too_many_ways_is_refused() -> None:
         encoder.ids("a" * 40 + "b")
 
 
+@pytest.mark.usefixtures("own_children")
 def test_the_process_of_a_tokenizer_ends_with_its_encoder() -> None:
     encoder = Encoder(document(DOUBLE), {}, "tokenizer.json")
     process = encoder._tokenizer._process
