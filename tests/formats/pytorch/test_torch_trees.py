@@ -19,6 +19,8 @@ from lazy import torch
 from weightctl import convert, open_weights
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
+from weightctl.formats.scanning import scan_file
+from weightctl.storage.files import open_reader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -269,6 +271,31 @@ def test_nested_tensors_are_their_parts(tmp_path: Path) -> None:
         "n.storage_offsets": nested._nested_tensor_storage_offsets(),
     }
     assert_same(weights, parts)
+
+
+@pytest.mark.parametrize("lengths", [None, [1, 1]])
+def test_jagged_nested_tensors_are_their_parts(tmp_path: Path, lengths: list[int] | None) -> None:
+    values, offsets = torch.arange(9.0).reshape(3, 3), torch.tensor([0, 2, 3])
+    nested = torch.nested.nested_tensor_from_jagged(
+        values, offsets, None if lengths is None else torch.tensor(lengths)
+    )
+    module = nn.Module()
+    module.register_buffer("ragged", nested)
+    for name, value in (("n", {"n": nested}), ("ragged", module)):
+        weights = saved(tmp_path / f"{name}.pt", value)
+        parts = {f"{name}.values": values, f"{name}.offsets": offsets}
+        if lengths is not None:
+            parts[f"{name}.lengths"] = torch.tensor(lengths)
+        assert_same(weights, parts)
+        assert weights.metadata[f"{name}.ragged_idx"].content == 1
+        (note,) = [note for note in weights.header.notes if "not dense" in note]
+        assert note.endswith(f": {name} (nested_jagged)")
+        scanned = scan_file(open_reader(str(tmp_path / f"{name}.pt")))
+        named = {each.path: pickle for pickle in scanned for each in pickle.names.named}
+        assert "torch.nested._internal.nested_tensor._rebuild_njt" in named
+        # A module is stored as an object of its class.
+        unknown = {path for path, pickle in named.items() if not pickle.is_known(path)}
+        assert unknown <= {"torch.nn.modules.module.Module"}
 
 
 def test_parameters_and_tensors_with_attributes_are_tensors(tmp_path: Path) -> None:

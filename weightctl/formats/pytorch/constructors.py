@@ -227,6 +227,16 @@ def _parts(path: str, *names: str) -> Callable[..., PickledCall]:
     return make
 
 
+def _jagged(parts: Any, *_: Any) -> PickledCall:
+    """Return the parts of a jagged nested tensor, which define its shape, without its caches."""
+    made = PickledCall(Global("torch", "nested_jagged"), ())
+    pairs = parts.pairs if type(parts) is Pairs else [("parts", parts)]
+    made.pairs = [
+        (str(key).removeprefix("_"), value) for key, value in pairs if key != "_metadata_cache"
+    ]
+    return made
+
+
 def _sparse(layout: Any, data: Any) -> PickledCall:
     kind = layout.path if isinstance(layout, Global) else "torch.sparse"
     values = data if is_tuple(data) and len(data) <= _MOST_PARTS else (data,)
@@ -282,6 +292,10 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_nested_tensor": _parts(
         "torch.nested", "buffer", "sizes", "strides", "storage_offsets"
     ),
+    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
+    # Objects of these are only arguments and caches of a jagged nested tensor.
+    "torch.nested._internal.nested_tensor.NestedTensor": None,
+    "torch._dynamo.decorators._DimRange": None,
     "torch._utils._rebuild_meta_tensor_no_storage": _without_data,
     "torch._utils._rebuild_wrapper_subclass": None,
     "torch._tensor._rebuild_from_type": _of_type,
