@@ -227,7 +227,7 @@ def _parts(path: str, *names: str) -> Callable[..., PickledCall]:
     return make
 
 
-def _jagged(parts: Any, *_: Any) -> PickledCall:
+def _parts_of_jagged(parts: Any, *_: Any) -> PickledCall:
     """Return the parts of a jagged nested tensor, which define its shape, without its caches."""
     made = PickledCall(Global("torch", "nested_jagged"), ())
     pairs = parts.pairs if type(parts) is Pairs else [("parts", parts)]
@@ -292,7 +292,7 @@ _TORCH: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_nested_tensor": _parts(
         "torch.nested", "buffer", "sizes", "strides", "storage_offsets"
     ),
-    "torch.nested._internal.nested_tensor._rebuild_njt": _jagged,
+    "torch.nested._internal.nested_tensor._rebuild_njt": _parts_of_jagged,
     # Objects of these are only arguments and caches of a jagged nested tensor.
     "torch.nested._internal.nested_tensor.NestedTensor": None,
     "torch._dynamo.decorators._DimRange": None,
