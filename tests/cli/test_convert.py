@@ -18,6 +18,7 @@ import small_checkpoints
 from arrays import stored
 from commands import TINY
 from commands import run_command as weightctl
+from lazy import torch
 from recipe_models import MODELS
 from terminal import on_a_terminal, without_color
 from weightctl import DType, Plan, convert, open_weights, save, shard
@@ -413,6 +414,24 @@ def test_a_checkpoint_without_a_config_keeps_its_names(tmp_path: Path) -> None:
     source = stored(tmp_path / "in.safetensors", a=np.ones((2, 2), np.float32))
     assert weightctl("convert", source, tmp_path / "out.gguf").returncode == 0
     assert names(tmp_path / "out.gguf") == {"a"}
+
+
+@pytest.mark.parametrize("outer", ["", "state_dict.", "state_dict.model."])
+def test_a_language_model_without_a_config_becomes_a_gguf_only_if_names_are_kept(
+    outer: str, tmp_path: Path
+) -> None:
+    model = {name: torch.ones(2, 2) for name in open_weights(TINY).header.tensors}
+    inner = {outer.removeprefix("state_dict.") + name: value for name, value in model.items()}
+    torch.save({"state_dict": inner, "epoch": 3} if outer else model, tmp_path / "in.ckpt")
+    words = ("convert", tmp_path / "in.ckpt", tmp_path / "out.gguf")
+    refused = weightctl(*words)
+    assert refused.returncode == 2
+    assert "llama.cpp would not load the output" in refused.stderr
+    assert "the closest is llama" in refused.stderr
+    assert "--names keep" in refused.stderr
+    assert os.listdir(tmp_path) == ["in.ckpt"]
+    assert weightctl(*words, "--names", "keep").returncode == 0
+    assert names(tmp_path / "out.gguf") == {f"{outer}{name}" for name in model}
 
 
 def test_gguf_names_can_be_asked_for_in_safetensors(tmp_path: Path) -> None:
@@ -904,7 +923,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, arguments: list[str], sa
 def test_a_mixture_by_role_is_refused_for_names_that_tell_no_role(tmp_path: Path) -> None:
     bare = tmp_path / "bare.safetensors"
     bare.write_bytes((TINY / "model.safetensors").read_bytes())
-    done = weightctl("convert", bare, tmp_path / "out.gguf", "--quant", "q4_k_m")
+    done = weightctl("convert", bare, tmp_path / "out.gguf", "--quant", "q4_k_m", "--names", "keep")
     assert (done.returncode, done.stdout) == (2, "")
     assert "use --quant Q4_K (quant in Python)" in done.stderr
     assert os.listdir(tmp_path) == ["bare.safetensors"]
@@ -1050,11 +1069,12 @@ def test_fp8_goes_into_safetensors_and_back_out(tmp_path: Path) -> None:
     out = tmp_path / "f8.safetensors"
     assert weightctl("convert", TINY, out, "--dtype", "f8_e4m3").returncode == 0
     assert open_weights(out).header.tensors["lm_head.weight"].encoding.name != "F8_E4M3"
-    refused = weightctl("convert", out, tmp_path / "out.gguf")
+    refused = weightctl("convert", out, tmp_path / "out.gguf", "--names", "keep")
     stored = "`model.layers.0.mlp.down_proj.weight` is stored as F8_E4M3"
     assert f"{stored}, which GGUF does not support" in refused.stderr
     assert "--dtype bf16" in refused.stderr
-    assert weightctl("convert", out, tmp_path / "x.gguf", "--dtype", "bf16").returncode == 0
+    done = weightctl("convert", out, tmp_path / "x.gguf", "--dtype", "bf16", "--names", "keep")
+    assert done.returncode == 0
     assert weightctl("convert", out, tmp_path / "b.safetensors", "--dtype", "bf16").returncode == 0
 
 

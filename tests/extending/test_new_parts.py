@@ -487,8 +487,8 @@ except MissingFileError as error:
     assert "mem://a/other.safetensors" in str(error)
 else:
     sys.exit("a file that is not there was opened")
-convert("mem://a/model.safetensors", out / "from-memory.gguf", dtype="f16")
-convert(source, out / "from-file.gguf", dtype="f16")
+convert("mem://a/model.safetensors", out / "from-memory.gguf", dtype="f16", names="keep")
+convert(source, out / "from-file.gguf", dtype="f16", names="keep")
 """
 
 

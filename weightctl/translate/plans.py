@@ -15,6 +15,7 @@ from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
+from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
@@ -23,6 +24,7 @@ from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import read_settings
 from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
+from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
 from weightctl.translate.optional_parts import (
     OptionalPart,
@@ -38,12 +40,17 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
+    from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
 
 _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
     "transformers loads, write to a directory (OUT/)"
 )
+# The number of outer names, such as `state_dict` and `model`, below which a model is looked for.
+_MOST_OUTER = 3
+# The smallest number of tensors of a language model, where those of all layers count once.
+_FEWEST = 8
 # Notes for single files of diffusion transformers, by the naming convention of the input.
 _KEPT_NAMES: dict[NamingConvention, str] = {
     "gguf": "a single file keeps the names of the input, here original names; for the names of "
@@ -105,15 +112,13 @@ def plan_of(
     that is in a file of its own.
 
     Raises as `select` does, as `recognize` and `translate` do where the naming convention is to
-    change, and `ConversionError` for a LoRA adapter that is to become GGUF.
+    change, and `ConversionError` for a LoRA adapter that is to become GGUF, and for a language
+    model without config.json.
     """
     # A directory can contain a model's config beside an adapter, which is not that model.
     refuse_adapter(header_of(weights), format_name)
     diffusion = find_diffusion(header_of(weights)) if part is ModelPart.WHOLE else None
-    native = _native(weights) if diffusion is None else diffusion.convention
-    is_to_gguf = format_name == "gguf" and names in {Names.AUTO, Names.GGUF}
-    if native is None and is_to_gguf and find_blinkdl(header_of(weights)) is not None:
-        native = "hugging_face"
+    native = _native(weights, format_name, names) if diffusion is None else diffusion.convention
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     crosses = wanted is not None and wanted != native
     _check_parts(part, mmproj, native, wanted)
@@ -220,8 +225,43 @@ def _refuse_without_scales(weights: Checkpoint) -> None:
             )
 
 
-def _native(weights: Checkpoint) -> NamingConvention | None:
-    """Return the naming convention of a model; None if it is not recognized."""
+def _native(weights: Checkpoint, format_name: str, names: Names) -> NamingConvention | None:
+    """Return the naming convention of a model; None if it is not recognized.
+
+    Raises `ConversionError` for a language model of unknown family that is to become GGUF.
+    """
+    found = _find_native(weights)
+    if found is None and format_name == "gguf" and names in {Names.AUTO, Names.GGUF}:
+        if find_blinkdl(header_of(weights)) is not None:
+            return "hugging_face"
+        if names is Names.AUTO:
+            _refuse_model_without_config(weights)
+    return found
+
+
+def _refuse_model_without_config(weights: Checkpoint) -> None:
+    """Raise `ConversionError` for a language model in files that do not state its family."""
+    header = header_of(weights)
+    if header.format == "gguf" or not header.files:
+        return
+    # Training programs store a model below names such as `state_dict.model`.
+    for depth in range(_MOST_OUTER):
+        below: dict[str, list[TensorInfo]] = {}
+        for name, info in header.tensors.items():
+            *outer, rest = name.split(".", depth)
+            below.setdefault(".".join(outer), []).append(info._replace(name=rest))
+        inner = max(below.values(), key=len) if below else []
+        kinds = {mask_numbers(info.name) for info in inner}
+        if len(kinds) >= _FEWEST and (near := describe_nearest(inner, "hugging_face")):
+            raise ConversionError(
+                "the tensors look like those of a language model, but no config.json states its "
+                "family, so llama.cpp would not load the output",
+                hint=f"{near}; put the config.json of the model beside the input; to convert the "
+                'tensors under their present names, use --names keep (names="keep" in Python)',
+            )
+
+
+def _find_native(weights: Checkpoint) -> NamingConvention | None:
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
     files = header_of(weights).files
