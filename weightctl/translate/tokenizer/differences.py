@@ -14,6 +14,7 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.added import ADDED
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
+from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.surroundings import read_surroundings
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ _DECODERS: dict[str, dict[str, dict[str, Any] | None]] = {
     "llama": _MARKS_DECODERS,
     "gemma4": _MARKS_DECODERS,
     "t5": _MARKS_DECODERS,
+}
+# The roles of the tokens before and after a text, for classes of transformers that replace the
+# post_processor of tokenizer.json.
+_ROLES = {
+    "BertTokenizer": ("cls", "sep"),
+    "RobertaTokenizer": ("cls", "sep"),
+    "XLMRobertaTokenizer": ("bos", "eos"),
+    "CamembertTokenizer": ("bos", "eos"),
 }
 _COMPOSES = (
     "llama.cpp does not compose characters (the normalizer NFC): text with separate "
@@ -85,6 +94,7 @@ def differences(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Itera
     yield from _of_flags(tokenizer, list_added_entries(files), document, name)
     if files.tokenizer is not None:
         yield from _of_surroundings(tokenizer, files)
+        yield from _of_names(tokenizer, files)
     usual = _DECODERS.get(tokenizer.model, {})
     steps = _steps(document.get("decoder"), "decoders")
     if others := [str(step.get("type")) for step in steps if not _is_listed(step, usual)]:
@@ -187,8 +197,6 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
         ("add_bos_token", "before", around and around.before, ("bos", "cls")),
         ("add_eos_token", "after", around and around.behind, ("eos", "seperator")),
     ):
-        if isinstance(files.config.get(flag), bool) and not (around and around.is_separated):
-            continue  # transformers uses the config's flag instead
         puts = is_bert or tokenizer.flags.get(flag, False)
         token = tokenizer.special.get(words[is_bert])
         here = [tokenizer.tokens[token]] if puts and token is not None else []
@@ -197,6 +205,53 @@ def _of_surroundings(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[st
                 f"tokenizer.json adds {_quote(says or ())} {where} a text "
                 f"(post_processor), but llama.cpp adds {_quote(here)}"
             )
+
+
+def _of_names(tokenizer: Tokenizer, files: TokenizerFiles) -> Iterator[str]:
+    """Yield what follows from special tokens and settings of tokenizer_config.json."""
+    stated = files.special_tokens()
+    is_bert = tokenizer.model == "bert"
+    found = {
+        text
+        for text, type_ in zip(tokenizer.tokens, tokenizer.types, strict=True)
+        if type_ != TokenType.NORMAL
+    }
+    if is_bert and (words := files.special_texts(has_added=True) & {*tokenizer.tokens} - found):
+        yield (
+            f"transformers finds the tokens {_join(words)} of tokenizer_config.json also inside of "
+            "words, but llama.cpp does not"
+        )
+    if missing := {*stated.values()} - {*tokenizer.tokens}:
+        yield (
+            f"the special tokens {_join(missing)} of tokenizer_config.json are not in the "
+            "vocabulary: transformers adds them as new tokens"
+        )
+    around = read_surroundings(files.tokenizer or {})
+    kind = str(files.config.get("tokenizer_class")).removesuffix("Fast")
+    texts = (around and around.first, around and around.last)
+    for role, text in zip(_ROLES.get(kind, ()), texts, strict=False):
+        key = f"{role}_token"
+        named = stated.get(key, None if key in files.config else text)
+        if text is not None and named != text:
+            yield (
+                f"tokenizer_config.json has the {key} `{named}`, which "
+                f"transformers adds to each text; llama.cpp adds `{text}`, as tokenizer.json states"
+            )
+    model = (files.tokenizer or {}).get("model")
+    unknown: Any = model.get("unk_id") if is_object(model) else None
+    if (
+        kind in _ROLES
+        and ("unk_token" in files.config or "unk_token" in stated)
+        and unknown in range(len(tokenizer.tokens))
+        and stated.get("unk_token") != tokenizer.tokens[unknown]
+    ):
+        yield "tokenizer_config.json and tokenizer.json differ in the token for unknown text"
+    spaced = files.config.get("add_prefix_space")
+    if (spaced is False and tokenizer.model == "t5") or (spaced and tokenizer.model == "gpt2"):
+        yield (
+            f"tokenizer_config.json sets `add_prefix_space` to {str(spaced).lower()}, which some "
+            "versions of transformers apply to each text; llama.cpp goes by tokenizer.json"
+        )
 
 
 def _steps(part: Any, key: str) -> list[Mapping[str, Any]]:

@@ -12,7 +12,13 @@ from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer import READERS, WRITERS, rwkv
 from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding, refuse_gaps
 from weightctl.translate.tokenizer.differences import differences
-from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT, TokenizerFiles, open_files
+from weightctl.translate.tokenizer.files import (
+    GENERIC_CLASSES,
+    KEEP_HINT,
+    TENSORS_HINT,
+    TokenizerFiles,
+    open_files,
+)
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.remainder import (
     config_of,
@@ -33,7 +39,7 @@ from weightctl.translate.tokenizer.tokenizer_config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 _UNSUPPORTED = ("tekken.json", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
@@ -181,10 +187,30 @@ def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) 
         if named is not None and special["eos"] != named and not ends:
             ends = (named,)
     templates = {**tokenizer.chat_templates, **read_chat_templates(files)}
-    complete = replace(tokenizer, special=special, ends=ends, flags=flags, chat_templates=templates)
+    if tokenizer.model == "bert" and "cls" in special:
+        special["bos"] = special["cls"]  # llama.cpp adds it before each text
+    # Other classes have the added tokens of tokenizer.json alone.
+    has_added = files.config.get("tokenizer_class") not in GENERIC_CLASSES
+    types = _types_of(tokenizer, files.special_texts(has_added=has_added), ids)
+    complete = replace(
+        tokenizer, types=types, special=special, ends=ends, flags=flags, chat_templates=templates
+    )
     _check_text(complete, files.directory)
     notes = (*complete.notes, *differences(complete, files, name))
     return replace(remember_document(complete, files), notes=notes)
+
+
+def _types_of(
+    tokenizer: Tokenizer, special: Iterable[str], ids: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return the types of tokens; tokens that the configs call special are found in a text."""
+    types = [*tokenizer.types]
+    if tokenizer.model == "bert":  # GGUF has its tokens under other names
+        return tokenizer.types
+    for token in (ids[text] for text in special if text in ids):
+        if types[token] == TokenType.NORMAL:
+            types[token] = int(TokenType.CONTROL)
+    return tuple(types)
 
 
 def _check_text(tokenizer: Tokenizer, directory: str) -> None:

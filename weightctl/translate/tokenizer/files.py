@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, TokenizerError
 from weightctl.storage.files import exists, is_file, open_reader
-from weightctl.text.untyped import is_object
+from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,12 +60,10 @@ class TokenizerFiles:
     def special_tokens(self) -> dict[str, str]:
         """Return the texts of special tokens by their keys, such as `bos_token`.
 
-        tokenizer_config.json takes precedence over special_tokens_map.json. Raises `TokenizerError`
-        if a file is damaged.
+        Raises `TokenizerError` if a file is damaged.
         """
-        documents = (self.document("special_tokens_map.json") or {}, self.config)
         made: dict[str, str] = {}
-        for document in documents:
+        for document in self._list_special():
             for key, value in document.items():
                 content = value.get("content") if is_object(value) else value
                 if key.endswith("_token") and isinstance(content, str):
@@ -73,6 +71,35 @@ class TokenizerFiles:
                 elif key.endswith("_token") and key in document and value is None:
                     made.pop(key, None)
         return made
+
+    def special_texts(self, *, has_added: bool) -> set[str]:
+        """Return the texts of all special tokens, also of those without a role.
+
+        With `has_added`, those of `added_tokens_decoder` are among them.
+        """
+        made = {*self.special_tokens().values()}
+        for document in self._list_special():
+            keys = ["extra_special_tokens", "additional_special_tokens"]
+            if has_added:
+                keys.append("added_tokens_decoder")
+            for key in keys:
+                listed = document.get(key)
+                entries = [*listed.values()] if is_object(listed) else listed
+                for entry in entries if is_list(entries) else ():
+                    content = entry.get("content") if is_object(entry) else entry
+                    if isinstance(content, str):
+                        made.add(content)
+        return made
+
+    def _list_special(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return the files that name special tokens; the second one takes precedence.
+
+        transformers ignores special_tokens_map.json if tokenizer_config.json lists added tokens.
+        """
+        mapped = self.document("special_tokens_map.json") or {}
+        if "added_tokens_decoder" in self.config:
+            return mapped, self.config
+        return self.config, mapped
 
     def document(self, name: str) -> dict[str, Any] | None:
         """Return the JSON object of a file; None if it is missing. Raises like `read_document`."""
