@@ -41,11 +41,17 @@ pytest_plugins = [
 ]
 
 # Examples are derived from the code of a test: a commit passes on every machine or fails on every
-# one. `HYPOTHESIS_PROFILE=search` draws ten times as many at random, to find other failures. There
-# is no deadline, because the time of an example depends on the load of the machine.
+# one. With `HYPOTHESIS_PROFILE=thorough`, as in CI, there are twice as many; `search` draws many at
+# random, to find other failures. There is no deadline, because the time of an example depends on
+# the load of the machine.
 settings.register_profile(
-    "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("thorough", settings.get_profile("repeatable"), max_examples=100)
 settings.register_profile(
     "search", settings.get_profile("repeatable"), derandomize=False, max_examples=1000
 )

@@ -20,15 +20,15 @@ KERAS = Path(__file__).parents[1] / "fixtures" / "keras"
 # Each command that starts a child, and some that do not; {} is a model, and out a new place.
 COMMANDS = [
     "ls model.h5",
-    "ls model.keras --scan",
     "check model.h5",
-    "convert model.h5 out.safetensors",
     "convert tiny out.gguf --on processes:2",
     "verify tiny --skip forward",
-    "edit tiny/model.safetensors --set a=b",
 ]
 # Those whose children are started in the same way, and one that takes seconds.
 MORE_COMMANDS = [
+    "ls model.keras --scan",
+    "convert model.h5 out.safetensors",
+    "edit tiny/model.safetensors --set a=b",
     "stat model.h5",
     "diff model.h5 model.h5",
     "shard tiny out --tp 2 --on processes:2",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from copying import contents
+from each import usual
 from outcomes import KINDS, begun, leftovers, random_model, standing, strikes
 from weightctl import open_weights
 from weightctl.system.temporary import SWITCH
@@ -199,7 +200,11 @@ def at_calls(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    usual(
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
+        [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ),
 )
 def test_a_signal_that_ends_a_run_shows_in_its_exit_code_and_in_nothing_else(
     models: Models, tmp_path: Path, number: signal.Signals, code: int

@@ -81,6 +81,7 @@ def check(command: str, counts: dict[str, int], folder: Path) -> None:
         assert (found == count) if count != 1 else found >= 1, (pattern, printed)
 
 
+@pytest.mark.long
 @each("command, counts", QUICK)
 def test_a_bench_runs(command: str, counts: dict[str, int], tmp_path: Path) -> None:
     check(command, counts, tmp_path)
@@ -183,6 +184,7 @@ def test_the_verify_bench_runs(tmp_path: Path) -> None:
     assert printed.count("reports differ in 0 places") == 2
 
 
+@pytest.mark.long
 def test_the_memory_bench_tells_when_a_peak_is_over_the_target(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="target 10"):
         run("memory.py --size 20MB --only Q8_0 --target 10MB --folder", tmp_path)

@@ -77,7 +77,7 @@ def distance(left: NDArray[Any], right: NDArray[Any]) -> float:
     return float(np.abs(left - right).max())
 
 
-@pytest.mark.parametrize("name", usual(["bert", "gemma3", "gpt2", "mixtral", "phi3"], NAMES))
+@pytest.mark.parametrize("name", usual(["bert", "gemma3", "mixtral"], NAMES))
 def test_ranks_say_together_what_a_model_of_each_family_says(
     family: Callable[[str], Made], name: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_ranks_say_together_what_a_model_of_each_family_says(
         assert distance(model.compute(Grid(ranks)), whole) < CLOSE, f"{ranks} ranks"
 
 
-@each("name", EXPERTS)
+@each("name", EXPERTS, in_turn=True)
 @each("grid", [Grid(1, 2), Grid(1, 3), Grid(2, 2), Grid(2, 4)], ids=str)
 def test_groups_of_ranks_with_experts_of_their_own_say_what_the_model_says(
     family: Callable[[str], Made], name: str, grid: Grid

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import small_models
+from each import usual
 from importances import imatrix_dat
 from lazy import torch
 from weightctl import open_weights
@@ -110,7 +111,7 @@ def test_norms_are_divided_exactly_in_their_own_type(tmp_path: Path) -> None:
     assert np.allclose(columns * after, before, rtol=1e-5)
 
 
-@pytest.mark.parametrize("quant", ["AWQ", "W4A16:scaled=yes"])
+@pytest.mark.parametrize("quant", usual(["AWQ"], ["AWQ", "W4A16:scaled=yes"]))
 def test_columns_with_large_inputs_lose_less(tmp_path: Path, quant: str) -> None:
     important = np.full(256, 1e-4, np.float32)
     important[::64] = 1

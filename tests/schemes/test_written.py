@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import weightctl
-from each import each
+from each import each, usual
 from lazy import load_file, save_file, torch, transformers
 from small_models import qwen3moe
 from weightctl.errors import ConversionError
 from weightctl.schemes import WRITTEN
-from written_models import CASES, convert, relative_error, small_llama, values_in
+from written_models import CASES, USUAL, convert, relative_error, small_llama, values_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -350,7 +350,7 @@ def test_the_plan_is_shown_and_reported(weightctl: Run, tmp_path: Path) -> None:
     assert np.isfinite(report["bytes"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", usual(USUAL, CASES))
 def test_verify_finds_no_problem_in_what_is_written(
     weightctl: Run, tmp_path: Path, case: str
 ) -> None:

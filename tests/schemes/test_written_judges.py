@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import usual
 from lazy import load_file, torch, transformers
 from written_models import convert, relative_error, small_llama, values_in
 
@@ -46,7 +47,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("case", BY_TRANSFORMERS)
+@pytest.mark.parametrize("case", usual(["FP8", "W4A16", "NVFP4A16", "BNB-NF4"], BY_TRANSFORMERS))
 def test_transformers_computes_with_the_values_that_weightctl_reads(
     tmp_path: Path, case: str
 ) -> None:

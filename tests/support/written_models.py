@@ -29,6 +29,11 @@ CASES = (
     "GPTQ-8bit:group=32", "AWQ", "AWQ:group=32", "MLX-4bit", "MLX-8bit:group=128", "MLX-mxfp4",
     "BNB-NF4", "BNB-INT8",
 )  # fmt: skip
+# One of each way to store values and scales.
+USUAL = (
+    "FP8", "FP8_BLOCK", "MXFP8", "W4A16:group=32,symmetric=no", "NVFP4", "GPTQ", "AWQ:group=32",
+    "MLX-4bit", "BNB-NF4", "BNB-INT8",
+)  # fmt: skip
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 320, "tie_word_embeddings": False,

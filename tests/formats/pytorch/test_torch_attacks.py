@@ -186,6 +186,7 @@ def test_what_is_named_is_listed_as_a_name(
     assert kinds.get(name, "{}") in outcome
 
 
+@pytest.mark.long
 @each("name", AMPLIFYING)
 def test_the_scan_of_what_amplifies_takes_no_memory(name: str) -> None:
     raw = AMPLIFYING[name](_OPCODES // _TEN_TIMES)
