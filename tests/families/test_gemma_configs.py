@@ -575,9 +575,7 @@ def test_sizes_that_llama_cpp_does_not_have_are_computed_as_transformers_does(
         (USUAL | {"hidden_size_per_layer_input": 8}, "its `layer_input` is 8"),
         (USUAL | {"altup_active_idx": 1}, "its `active_stream` is 1"),
         (USUAL | {"final_logit_softcapping": 20.0}, "its `softcap` is 20.0"),
-        (USUAL | {"activation_sparsity_pattern": [0.0] * 5}, "the sparsity of its activations"),
         (USUAL | {"intermediate_size": [64, 64, 32, 32, 32]}, "MLPs of different widths"),
-        (USUAL | {"num_kv_shared_layers": 2}, "in llama.cpp 0 of 5 do"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_is_not_converted(

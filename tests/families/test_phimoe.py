@@ -11,11 +11,7 @@ from lazy import torch, transformers
 from runs import executed
 from small_models import logits, tokens_below
 from weightctl import open_weights
-from weightctl.errors import ArchitectureError
 from weightctl.families import recognize
-from weightctl.families.configs import from_hugging_face
-from weightctl.families.phimoe import FAMILY
-from weightctl.families.written import to_gguf
 from weightctl.nn.models import build_network
 from weightctl.translate.plans import plan_of
 
@@ -68,9 +64,3 @@ def test_a_note_says_what_llama_cpp_computes_otherwise(tmp_path: Path) -> None:
         "shares of both experts"
     )
     assert expected in notes
-
-
-def test_a_model_whose_output_is_its_embedding_is_refused() -> None:
-    document = make_model(SHORT).config.to_dict() | {"tie_word_embeddings": True}
-    with pytest.raises(ArchitectureError, match="its output matrix is tied to the embedding"):
-        to_gguf(FAMILY, from_hugging_face(FAMILY, document, "here").fields)

@@ -249,9 +249,8 @@ def test_heads_that_do_not_divide_into_key_heads_are_refused() -> None:
 @each(
     "stated, reason",
     [
-        ({"rope_parameters": ROPE | {"mrope_section": [1, 1, 30]}}, "do not contain all rotated"),
+        ({"rope_parameters": ROPE | {"mrope_section": [0, 0, 0]}}, "sections of RoPE are empty"),
         ({"linear_value_head_dim": 64}, "have 128 elements and the values 64"),
-        ({"layer_types": ["full_attention"] * 32}, "all of its layers have attention"),
         ({}, None),
     ],
 )

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
             {"layer_types": ["sliding_attention", "full_attention"] * 16},
             "its layers with full attention are not exactly every fourth layer",
         ),
-        ({"attention_bias": True}, "its attention has biases"),
     ],
 )
 def test_what_llama_cpp_would_take_for_another_model_is_refused(
@@ -183,8 +182,6 @@ def test_factors_are_not_taken_for_values_of_as_many_layers() -> None:
     "changes, message",
     [
         ({"hidden_act": "relu2"}, "`activation` is `'relu2'`, but llama.cpp would read `'silu'`"),
-        ({"tie_word_embeddings": False}, "its output matrix is not tied to the embedding"),
-        ({"attention_bias": True}, "its attention has biases"),
         (
             {"quantization_config": {"quantization_mode": "online"}},
             "weights that are quantized when they are loaded are not supported",
@@ -339,7 +336,6 @@ def test_positions_see_their_own_chunk_and_queries_far_into_a_text_are_multiplie
         ),
         ({"no_rope_layers": [1, 1, 0, 1]}, "layers without RoPE and chunked attention are not"),
         ({"num_hidden_layers": 3}, "fewer than 4 layers"),
-        ({"attention_bias": True}, "its attention has biases"),
     ],
 )
 def test_what_llama_cpp_would_compute_otherwise_in_llama_4_is_refused(

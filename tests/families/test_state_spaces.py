@@ -85,6 +85,7 @@ def test_what_llama_cpp_or_the_family_lacks_is_refused(case: str) -> None:
         ("jamba", {"mamba_expand": 1}),
         ("granitehybrid", {"mamba_expand": 4}),
         ("granitehybrid", {"layer_types": ["attention"] * 32}),
+        ("jamba", {"num_hidden_layers": 5, "attn_layer_period": 6, "attn_layer_offset": 5}),
     ],
 )
 def test_what_llama_cpp_does_not_load_is_not_written(name: str, document: Any) -> None:
@@ -114,7 +115,7 @@ def test_a_size_may_be_left_to_the_model() -> None:
     assert fields_of("granitehybrid", mamba_d_head="auto")["ssm_size"] == 64
 
 
-@each("layers, period, offset", [((1,), 4, 1), ((0, 2), 2, 0), ((2,), 3, 2), ((), 6, 5)])
+@each("layers, period, offset", [((1,), 4, 1), ((0, 2), 2, 0), ((2,), 3, 2)])
 def test_the_layers_with_attention_in_jamba_become_a_period_and_an_offset(
     layers: tuple[int, ...], period: int, offset: int
 ) -> None:

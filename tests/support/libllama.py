@@ -8,6 +8,7 @@ that what differs from another runtime is the model and not the rounding.
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import struct
 import sys
@@ -148,6 +149,14 @@ class Model:
                 loras = (ctypes.c_void_p * 1)(lora)
                 assert self._lib.llama_set_adapters_lora(self._made, loras, 1, scale) == 0
         return self._made
+
+    def loads(self, path: str) -> bool:
+        """Whether llama.cpp loads another file."""
+        child = os.fork()  # it may abort
+        if not child:
+            params = self._lib.llama_model_default_params()
+            os._exit(not self._lib.llama_model_load_from_file(path.encode(), params))
+        return os.waitpid(child, 0)[1] == 0
 
     def tokenize(self, text: str, special: bool = True, parse: bool = True) -> list[int]:
         """Return the tokens of a text, with those that the model wants around it."""

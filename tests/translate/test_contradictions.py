@@ -82,7 +82,7 @@ def test_biases_that_llama_cpp_does_not_load_are_refused(make: Callable[..., Any
 def test_a_gemma2_without_windows_is_refused() -> None:
     with pytest.raises(
         ArchitectureError,
-        match="no layer has a sliding window",
+        match="none of its layers has a sliding window",
     ):
         to_gguf(small_models.gemma2(layer_types=["full_attention"] * 4))
 

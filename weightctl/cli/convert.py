@@ -162,6 +162,15 @@ def convert(
             rich_help_panel=_CONTENT,
         ),
     ] = Names.AUTO,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Stop with an error if llama.cpp runs the output differently from transformers, "
+            "or not at all, instead of a note.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = False,
     mmproj: Mmproj = None,
     base: Base = None,
     weights_only: Annotated[

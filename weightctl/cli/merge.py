@@ -155,6 +155,7 @@ _DEFAULTS: dict[str, object] = {
     "base": None,
     "nonfinite": NonFinite.ERROR,
     "exact": False,
+    "strict": False,
     "no_fallback": False,
     "names": Names.AUTO,
     "weights_only": False,

@@ -52,6 +52,7 @@ def _list_options(given: Mapping[str, Any]) -> dict[str, Any]:
         "nonfinite": given["nonfinite"],
         "allow_requantize": given["allow_requantize"],
         "exact": given["exact"],
+        "strict": given["strict"],
         "fallback": not given["no_fallback"],
         "names": given["names"],
         "weights_only": given["weights_only"],

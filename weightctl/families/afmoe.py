@@ -51,10 +51,8 @@ def _by_period(fields: Fields) -> tuple[bool, ...]:
     return every_but(fields["window_period"])(fields)
 
 
-def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, or would run a different one, or None."""
-    if fields["attention_bias"]:
-        return "its attention has biases"
+def _find_other_layers(fields: Fields) -> str | None:
+    """Return why llama.cpp would run a different model, None if it would not."""
     if fields["rotated_layers"] != every_but(_PERIOD)(fields):
         return "its layers with full attention are not exactly every fourth layer"
     return None
@@ -87,7 +85,7 @@ FAMILY = Family(
         "router_correction": True,
     },
     keeps_window=True,
-    unloaded=_find_difference,
+    unloaded=_find_other_layers,
     names=expert_lines(
         adapt(
             DECODER,

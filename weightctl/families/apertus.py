@@ -92,11 +92,6 @@ def _check(fields: Fields) -> Fields:
     return check_decoder(fields)
 
 
-def _find_no_output(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a tied model, None for others."""
-    return "its output matrix is tied to the embedding" if fields["tied"] else None
-
-
 _LINES = adapt(
     DECODER,
     {
@@ -124,7 +119,6 @@ FAMILY = Family(
         )
     },
     blocks={"qk_norm": "head", "gated": False},
-    unloaded=_find_no_output,
     names=(*_LINES[:-2], *_list_numbers(), *_LINES[-2:]),
     keys=with_keys(
         DECODER_KEYS,

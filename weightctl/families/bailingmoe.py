@@ -37,7 +37,6 @@ from weightctl.families.rope_keys import standard
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
 
 _FIRST = "model.layers.{}.attention."
 _REFUSED = {
@@ -51,16 +50,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     # 0 means as many KV heads as query heads.
     heads = document.get("num_key_value_heads") or None
     return standard({**document, "num_key_value_heads": heads})
-
-
-def _find_missing(fields: Fields) -> str | None:
-    if fields["attention_output_bias"]:
-        return "its attention output has a bias"
-    if fields["tied"]:
-        return "its output matrix is tied to the embedding"
-    if fields["dense_first"]:
-        return "its first layers have no experts"
-    return None if fields["shared_count"] else "it has no shared experts"
 
 
 FAMILY = Family(
@@ -120,7 +109,6 @@ FAMILY = Family(
         qkv_form(),
         *expert_forms(),
     ),
-    unloaded=_find_missing,
     standard=_standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

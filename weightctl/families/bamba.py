@@ -131,12 +131,6 @@ def _has_no_factors(metadata: Mapping[str, MetadataValue]) -> bool:
     return f"{_GGUF}.attention.scale" not in metadata
 
 
-def _find_obstacle(fields: Fields) -> str | None:
-    if all(fields["attention_layers"]):
-        return "it has no state space models"
-    return find_expansion(fields)
-
-
 def _check(fields: Fields) -> Fields:
     check_kv_heads(fields)
     check_heads_of_states(fields)
@@ -167,6 +161,6 @@ FAMILY = Family(
     keys=_list_keys(),
     fusions=(qkv_form(),),
     standard=_standard,
-    unloaded=_find_obstacle,
+    unloaded=find_expansion,
     checked=_check,
 )

@@ -7,8 +7,6 @@ they are stored: checkpoints whose weights transformers would quantize while loa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.keys import Key
@@ -16,17 +14,7 @@ from weightctl.families.kinds import ACTIVATION, FLAG, Exactly
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
-if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
-
 _ONLINE = "weights that are quantized when they are loaded are not supported"
-
-
-def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, None if it does."""
-    if not fields["tied"]:
-        return "its output matrix is not tied to the embedding"
-    return "its attention has biases" if fields["attention_bias"] else None
 
 
 _LINES = adapt(
@@ -76,7 +64,6 @@ FAMILY = Family(
     },
     blocks={"inner_norms": True},
     heads_fill_hidden=True,
-    unloaded=_find_difference,
     names=(*_LINES[:-2], *_NORMS, *_LINES[-2:]),
     keys=with_keys(
         DECODER_KEYS,

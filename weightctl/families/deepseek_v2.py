@@ -7,11 +7,10 @@ Names and keys: transformers' `modeling_deepseek_v2.py`; llama.cpp's `models/dee
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import DECODER_KEYS, activation, with_keys
 from weightctl.families.experts import (
-    GROUP_KEYS,
     ROUTED_KEYS,
     ROUTER_GATING,
     SHARED_LINES,
@@ -21,12 +20,13 @@ from weightctl.families.experts import (
     expert_lines,
 )
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import REQUIRED, Key
-from weightctl.families.kinds import Choice, Exactly, OrNone
+from weightctl.families.keys import Key
+from weightctl.families.kinds import Choice, Exactly
 from weightctl.families.latent import (
     LATENT_DECODER,
     YARN_MULTIPLIER,
     check_latent,
+    find_difference_of_scaling,
     find_unlike_latent,
     joined_form,
     latent_keys,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # llama.cpp's number for routers that compute the sigmoid of each score.
 SIGMOID = 2
 GATING = "deepseek2.expert_gating_func"
+_BY_GROUPS = "group_limited_greedy"
 
 NO_BIASES = Key(
     field="attention_bias",
@@ -65,23 +66,24 @@ def _is_softmax(metadata: Mapping[str, MetadataValue]) -> bool:
     return GATING not in metadata or metadata[GATING].content != SIGMOID
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp would compute something else for a model, None if it would not."""
+def _find_difference(fields: Fields) -> str | None:
     if fields["expert_method"] == "groups":
-        return (
-            "llama.cpp ranks a group of experts by its best two experts, but DeepSeek-V2 by its "
-            "best one"
-        )
-    return find_unlike_latent(fields)
+        return "it ranks a group of experts by the best two of them in place of the best one"
+    return find_difference_of_scaling(fields)
 
 
-def _check(fields: Fields) -> Fields:
-    made = dict(check_latent(fields))
-    is_greedy = fields["expert_method"] == "greedy"
-    for name in ("expert_groups", "expert_groups_used"):
-        # Groups are not used if the best of all experts are selected.
-        made[name] = 1 if is_greedy else fields[name] or 1
-    return made
+def _find_method(fields: Fields) -> str:
+    return "greedy" if fields["expert_groups"] == 1 else "groups"
+
+
+def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with groups only if they are used: one group is as good as none."""
+    found, method = dict(standard(document)), "topk_method"
+    if found.get(method) == _BY_GROUPS and found.get("n_group") in {None, 1}:
+        found[method] = "greedy"
+    if found.get(method, "greedy") == "greedy":
+        found |= {"n_group": 1, "topk_group": 1}
+    return found
 
 
 FAMILY = Family(
@@ -100,15 +102,13 @@ FAMILY = Family(
         )
     },
     blocks={"rope_interleaved": True},
-    unloaded=_find_unlike,
+    unloaded=find_unlike_latent,
+    differs=_find_difference,
     names=expert_lines(LATENT_DECODER, dense=True, more=SHARED_LINES),
     keys=expert_keys(
         latent_keys(DECODER_KEYS, activation("silu"), NO_BIASES, YARN_MULTIPLIER),
         "n_routed_experts",
         NO_MLP_BIASES,
-        Key(field="expert_method", default="greedy", gguf_default="greedy",
-            kind=Choice({"greedy": "greedy", "group_limited_greedy": "groups"}),
-            hugging_face="topk_method"),
         *with_keys(
             ROUTED_KEYS,
             SOFTMAX_GATING,
@@ -116,13 +116,14 @@ FAMILY = Family(
             Key(field="experts_normalized", default=False, gguf_default=False,
                 kind=Exactly(False, "transformers does not normalize the shares of experts"),
                 gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
-            *(replace(key, kind=OrNone(key.kind), default=None, gguf="", gguf_default=REQUIRED)
-              for key in GROUP_KEYS),
         ),
+        Key(field="expert_method", default="greedy", gguf_default=_find_method,
+            kind=Choice({"greedy": "greedy", _BY_GROUPS: "groups"}),
+            hugging_face="topk_method"),
         experts=64,
         used=6,
     ),
     fusions=(joined_form(), *expert_forms()),
-    standard=standard,
-    checked=checking_experts(_check),
+    standard=_standard,
+    checked=checking_experts(check_latent),
 )  # fmt: skip

@@ -27,6 +27,7 @@ from weightctl.families.latent import (
     LATENT_DECODER,
     YARN_MULTIPLIER,
     check_latent,
+    find_difference_of_scaling,
     find_unlike_latent,
     latent_keys,
 )
@@ -77,6 +78,7 @@ FAMILY = replace(
     blocks={"rope_interleaved": True, "router": "sigmoid", "router_correction": True},
     mtp=MtpForm(),
     unloaded=find_unlike_latent,
+    differs=find_difference_of_scaling,
     names=with_mtp_lines(
         expert_lines(
             LATENT_DECODER,

@@ -90,13 +90,6 @@ def check_indexer(fields: Fields) -> Fields:
     return check_latent(fields)
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not run this model, None if it does."""
-    if fields["scaling.kind"] == "linear":
-        return "llama.cpp scales attention scores differently in models with `linear` RoPE scaling"
-    return None
-
-
 FAMILY = replace(
     DEEPSEEK_V3,
     name="deepseek_v32",
@@ -112,7 +105,7 @@ FAMILY = replace(
         )
     },
     blocks={"rope_interleaved": True, "router": "sigmoid", "router_correction": True},
-    unloaded=_find_unlike,
+    unloaded=None,
     names=with_mtp_lines(expert_lines(INDEXED_DECODER, dense=True, more=ROUTED_LINES), MTP_LINES),
     keys=expert_keys(
         latent_keys(

@@ -139,13 +139,16 @@ def _check(fields: Fields) -> Fields:
     return {**made, "rope_scaling": stretched}
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not run this model, None if it does."""
+def _find_other_streams(fields: Fields) -> str | None:
     if fields["streams"] != _STREAMS:
         return f"llama.cpp supports only {_STREAMS} streams of vectors (`hc_mult`)"
-    if fields["scaling.kind"] == "linear":
-        return "llama.cpp does not apply `linear` RoPE scaling as transformers does"
     return None
+
+
+def _find_difference(fields: Fields) -> str:
+    if fields["scaling.kind"] == "linear":
+        return "it does not apply `linear` RoPE scaling as transformers does"
+    return "if the scores of two compressed keys are equal, it may select the other one"
 
 
 _LIMIT = Uniform(Real(0, 1e9))
@@ -241,8 +244,8 @@ FAMILY = Family(
     module="weightctl.nn.models.compressed_decoder:CompressedDecoder",
     blocks={"rope_interleaved": True, "router": "sqrtsoftplus", "router_correction": True},
     keeps_window=True,
-    unloaded=_find_unlike,
-    differs="if the scores of two compressed keys are equal, it may select the other one",
+    unloaded=_find_other_streams,
+    differs=_find_difference,
     names=(
         line("embedding", hugging_face="embed"),
         *LAYER_LINES,

@@ -193,9 +193,7 @@ def check_delta(fields: Fields) -> Fields:
 
 
 def find_unlike_delta(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load or run a model, None if it does."""
-    if not any(fields["delta_layers"]):
-        return "all of its layers have attention"
+    """Return why llama.cpp does not load a model, None if it does."""
     keys, values = fields["delta_key_size"], fields["delta_value_size"]
     if keys != values:
         return f"the keys of its gated delta nets have {keys} elements and the values {values}"

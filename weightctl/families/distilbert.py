@@ -75,7 +75,7 @@ def _is_of(metadata: Mapping[str, MetadataValue]) -> bool:
 
 
 def _find_head(fields: Fields) -> str | None:
-    return "its classifier uses ReLU, but llama.cpp uses tanh" if fields["labels"] else None
+    return "it uses tanh in the classifier in place of ReLU" if fields["labels"] else None
 
 
 FAMILY = replace(
@@ -94,7 +94,7 @@ FAMILY = replace(
     blocks={**BERT.blocks, "head_activation": "relu"},
     names=(*with_prefix(_NAMES, "distilbert."), *head_lines("pre_classifier", "classifier")),
     keys=_KEYS,
-    unloaded=_find_head,
+    differs=_find_head,
     beside=(r"vocab_\w+\..*",),
     spellings={},
 )

@@ -72,14 +72,10 @@ def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _find_other_windows(fields: Fields) -> str | None:
-    """Return why llama.cpp would compute something else for a model, None if it would not."""
+    """Return what llama.cpp computes differently from transformers, or None."""
     has_window, layers = fields["sliding_window"] is not None, fields["layers"]
     if has_window != (layers == _LAYERS_OF_32B):
-        found = "has a sliding window" if has_window else "has no sliding window"
-        return (
-            f"the model of {layers} layers {found}, but llama.cpp uses a sliding window in models "
-            f"of {_LAYERS_OF_32B} layers and in no others"
-        )
+        return f"it uses a sliding window in models of {_LAYERS_OF_32B} layers and in no others"
     return None
 
 
@@ -104,7 +100,7 @@ FAMILY = Family(
     },
     blocks={"pre_norms": False, "post_norms": True, "qk_norm": "head"},
     keeps_window=True,
-    unloaded=_find_other_windows,
+    differs=_find_other_windows,
     names=adapt(
         DECODER,
         {

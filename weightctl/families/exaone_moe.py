@@ -36,7 +36,6 @@ from weightctl.text.untyped import is_list
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
 
 _TYPES, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
 # All layers for MTP share these tensors, but in GGUF each has its own, so only one is supported.
@@ -58,11 +57,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return found
     count = len(list(takewhile(lambda word: word == _DENSE, types)))
     return {**found, "first_k_dense_replace": count}
-
-
-def _find_no_output(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a tied model, None for others."""
-    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 _DENSE_FIRST = from_layer("dense_first")
@@ -87,7 +81,6 @@ FAMILY = Family(
     },
     blocks={"qk_norm": "head", "router": "sigmoid", "router_correction": True},
     keeps_window=True,
-    unloaded=_find_no_output,
     names=with_mtp_lines(
         expert_lines(
             adapt(DECODER, {"attention.q_norm": {}, "attention.k_norm": {}}),

@@ -257,9 +257,10 @@ class Family:
     - `not_run`: returns why weightctl does not run a model with a given config, or None.
     - `in_llama_cpp`, `keeps_window`: whether llama.cpp has this family, and its sliding windows.
     - `heads_fill_hidden`: whether llama.cpp requires heads that together are as wide as `hidden`.
-    - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None.
-    - `differs`: what llama.cpp computes differently from transformers.
-    - `differs_tied`: whether `differs` only applies to tied models.
+    - `unloaded`: returns why else llama.cpp does not load a model with the given fields, or None;
+      `llama_cpp.toml` has the tensors and kinds of layers that it requires.
+    - `differs`: what llama.cpp computes differently from transformers, or a function that returns
+      this for the given fields, or None.
     """
 
     name: str
@@ -282,8 +283,7 @@ class Family:
     heads_fill_hidden: bool = False
     older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
-    differs: str = ""
-    differs_tied: bool = False
+    differs: str | Callable[[Fields], str | None] = ""
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     is_of_config: Callable[[Mapping[str, Any]], bool] | None = None
@@ -303,6 +303,10 @@ class Family:
             return f"weightctl does not run {self.name} models"
         reason = None if self.not_run is None else self.not_run(config)
         return None if reason is None else f"weightctl does not run this {self.name}: {reason}"
+
+    def find_difference(self, fields: Fields) -> str | None:
+        """Return what llama.cpp computes differently from transformers, or None."""
+        return self.differs or None if isinstance(self.differs, str) else self.differs(fields)
 
     def tensors(self, config: Config) -> Iterator[TensorNames]:
         """Yield all tensors of a model with this config, layer after layer."""

@@ -134,14 +134,8 @@ def _check_fields(fields: Fields) -> Fields:
     return {**check_decoder(fields), "local_rope_base": None}
 
 
-def _find_no_windows(fields: Fields) -> str | None:
-    """Return why llama.cpp does not run a model: it expects layers with a window."""
-    return None if any(fields["windowed_layers"]) else "no layer has a sliding window"
-
-
 FAMILY = Family(
     name="gemma2",
-    unloaded=_find_no_windows,
     model_types={
         "gemma2": ModelType(
             class_name="Gemma2ForCausalLM",

@@ -105,22 +105,24 @@ def _check(fields: Fields) -> Fields:
     return made
 
 
-def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp would not run a model as transformers does, or None."""
+def _find_unlike(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does."""
     for name, value in _FIXED.items():
         if fields[name] != value:
             return f"its `{name}` is {fields[name]}, and llama.cpp has only {value}"
     if is_sequence(fields["intermediate"]):
         return "its layers have MLPs of different widths"
+    return explain_unshared(fields, _OWN_LAYERS) if _count_shared(fields) else None
+
+
+def _find_difference(fields: Fields) -> str:
+    """Return what llama.cpp computes differently from transformers."""
     if fields["sparsity"] != find_usual_sparsity(fields):
-        return "the sparsity of its activations is not 0.95 in the first 10 layers only"
+        return "it has sparse activations, with a sparsity of 0.95, in the first 10 layers only"
     shared = _count_shared(fields)
     if fields["shared_layers"] != shared:
-        return (
-            f"{fields['shared_layers']} layers share keys and values, and in llama.cpp {shared} of "
-            f"{fields['layers']} do"
-        )
-    return explain_unshared(fields, _OWN_LAYERS) if shared else None
+        return f"{shared} layers share keys and values in place of {fields['shared_layers']}"
+    return "it divides the variance for sparse activations by one less than their number"
 
 
 def _list_copies(config: StreamsConfig) -> dict[str, str]:
@@ -215,8 +217,8 @@ FAMILY = Family(
         "values_normed": True,
     },
     keeps_window=True,
-    unloaded=_find_difference,
-    differs="the variance that its sparse activations use is divided by one less than their number",
+    unloaded=_find_unlike,
+    differs=_find_difference,
     copied=_list_copies,
     other_prefixes=("model.language_model.", "language_model.model.", "language_model."),
     names=with_lines(

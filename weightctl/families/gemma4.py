@@ -292,8 +292,8 @@ _SCALE = Name(
 )
 
 
-def _find_difference(fields: Fields) -> str | None:
-    """Return why llama.cpp would not run a model as transformers does, or None."""
+def _find_unlike(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does."""
     first = fields["layers"] - fields["shared_layers"]
     return explain_unshared(fields, first) if fields["shared_layers"] else None
 
@@ -330,7 +330,7 @@ FAMILY = Family(
         "expert_scales": True,
     },
     keeps_window=True,
-    unloaded=_find_difference,
+    unloaded=_find_unlike,
     other_prefixes=("model.language_model.", "language_model.model.", "language_model."),
     names=with_lines(_LINES, MODEL_INPUT_LINES, (*_EXPERT_LINES, *LAYER_INPUT_LINES, _SCALE)),
     keys=(

@@ -26,7 +26,6 @@ from weightctl.families.row_orders import alternate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.families.keys import Fields
 
 _MLP, _EXPERT = "model.layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _CLAMPED = "llama.cpp and weightctl support only alpha 1.702 and limit 7 in gpt-oss"
@@ -48,12 +47,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if not document.get("rope_scaling") and not document.get("rope_parameters"):
         document = {**document, "rope_parameters": _ROPE}
     return standard(document)
-
-
-def _find_missing(fields: Fields) -> str | None:
-    if not fields["attention_bias"]:
-        return "it has no attention biases"
-    return "its output matrix is tied to the embedding" if fields["tied"] else None
 
 
 FAMILY = Family(
@@ -139,7 +132,6 @@ FAMILY = Family(
             transposed=True,
         ),
     ),
-    unloaded=_find_missing,
     standard=_standard,
     checked=checking_experts(check_decoder),
 )  # fmt: skip

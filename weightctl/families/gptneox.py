@@ -29,8 +29,6 @@ from weightctl.families.row_orders import group_heads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.keys import Fields
-
 
 def _order(config: Any) -> Sequence[int]:
     return group_heads(config.heads, (config.head_dim,) * 3)
@@ -41,10 +39,6 @@ BY_HEAD = Rows(_order, "queries, keys and values by head")
 
 # The names in transformers before version 5.
 _OLDER = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
-
-
-def _find_no_biases(fields: Fields) -> str | None:
-    return None if fields["attention_bias"] else "it has no attention biases"
 
 
 FAMILY = Family(
@@ -97,7 +91,6 @@ FAMILY = Family(
             written=True),
         without=("value_dim",),
     ),
-    unloaded=_find_no_biases,
     older=_OLDER,
     standard=standard_of(_OLDER),
     checked=check_decoder,

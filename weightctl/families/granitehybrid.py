@@ -77,12 +77,6 @@ ROPE_FLAG = Key(
 )
 
 
-def _find_obstacle(fields: Fields) -> str | None:
-    if all(fields["attention_layers"]):
-        return "it has experts and no state space models"
-    return find_expansion(fields)
-
-
 def _state_no_rope(fields: Fields) -> str:
     del fields
     return "none"
@@ -219,6 +213,6 @@ FAMILY = replace(
         _gate_up(_SHARED, ""),
     ),
     standard=standard,
-    unloaded=_find_obstacle,
+    unloaded=find_expansion,
     checked=_check,
 )

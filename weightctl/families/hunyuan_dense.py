@@ -22,7 +22,6 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
 
 HUNYUAN_DEFAULTS = {"vocabulary": 290943, "norm_epsilon": 1e-5}
 
@@ -40,10 +39,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > least:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above {least}")
     return {**made, "rope_parameters": {"rope_theta": base * alpha ** (size / (size - 2))}}
-
-
-def _find_missing(fields: Fields) -> str | None:
-    return "its attention output has a bias" if fields["attention_output_bias"] else None
 
 
 FAMILY = Family(
@@ -72,7 +67,6 @@ FAMILY = Family(
         Key(field="shared_keys", default=False, hugging_face="use_cla",
             kind=Exactly(False, "layers that share keys and values are not supported")),
     ),
-    unloaded=_find_missing,
     standard=_standard,
     checked=check_decoder,
 )  # fmt: skip

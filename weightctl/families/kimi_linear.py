@@ -172,8 +172,6 @@ def _check(fields: Fields) -> Fields:
 
 def _find_unlike(fields: Fields) -> str | None:
     """Return why llama.cpp does not load or run a model, None if it does."""
-    if not any(fields["delta_layers"]):
-        return "all of its layers have attention"
     if fields["query_rank"] is not None:
         return "its queries are computed from latent vectors (`q_lora_rank`)"
     return None

@@ -153,8 +153,6 @@ def check_latent(fields: Fields) -> Fields:
 
 def find_unlike_latent(fields: Fields) -> str | None:
     """Return why llama.cpp does not load or run this model as `deepseek2`, None if it does."""
-    if fields["scaling.kind"] == "linear":
-        return "llama.cpp scales attention scores differently in models with `linear` RoPE scaling"
     # llama.cpp decides by the number of layers, and in one case by the vocabulary, whether queries
     # are computed from latent vectors.
     layers = fields["layers"]
@@ -163,3 +161,10 @@ def find_unlike_latent(fields: Fields) -> str | None:
         return None
     queries = "without" if is_lite else "with"
     return f"llama.cpp supports {layers} layers only {queries} latent queries (`q_lora_rank`)"
+
+
+def find_difference_of_scaling(fields: Fields) -> str | None:
+    """Return what llama.cpp computes differently from transformers, or None."""
+    if fields["scaling.kind"] == "linear":
+        return "it multiplies attention scores by another scale if the RoPE scaling is `linear`"
+    return None

@@ -75,8 +75,6 @@ def _find_norm(fields: Fields) -> str | None:
 
 def _find_difference(fields: Fields) -> str | None:
     """Return why llama.cpp does not load a model, or would run a different one, or None."""
-    if fields["attention_bias"]:
-        return "its attention has biases"
     if fields["sparse_layers"] != _by_step(fields):
         return "its layers with experts are not those that `interleave_moe_layer_step` selects"
     if fields["layers"] < _PERIOD:

@@ -158,10 +158,6 @@ _WINDOWS = (
 )  # fmt: skip
 
 
-def _find_missing(fields: Fields) -> str | None:
-    return "its output matrix is tied to the embedding" if fields["tied"] else None
-
-
 _DECODER_KEYS = with_keys(
     keys_of_global_layers(mtp_keys(DECODER_KEYS, ""), _BASES[GLOBAL]),
     PARTIAL_ROPE,
@@ -242,7 +238,6 @@ FAMILY = Family(
                 "kv_heads": same("local_kv_heads")},
         fused=_QKV,
     ),
-    unloaded=_find_missing,
     older={"rope_local_base_freq": ""},
     standard=_standard,
     checked=checking_experts(_check),

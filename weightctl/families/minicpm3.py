@@ -46,10 +46,6 @@ _VALUES = replace(
 )
 
 
-def _find_missing(fields: Fields) -> str | None:
-    return "its queries have no latent vector" if fields["query_rank"] is None else None
-
-
 def _check(fields: Fields) -> Fields:
     return {
         **check_latent(fields),
@@ -107,7 +103,6 @@ FAMILY = Family(
     ),
     fusions=(joined_form(), joined_form("gguf")),
     older={"original_max_position_embeddings": IN_SCALING},
-    unloaded=_find_missing,
     standard=standard,
     checked=_check,
 )  # fmt: skip

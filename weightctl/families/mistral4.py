@@ -33,7 +33,7 @@ from weightctl.families.latent import (
     LATENT_DECODER,
     YARN_MULTIPLIER,
     check_latent,
-    find_unlike_latent,
+    find_difference_of_scaling,
     joined_form,
     latent_keys,
 )
@@ -77,11 +77,10 @@ _DEFAULTS = {
 }
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, or computes something else, or None."""
+def _find_difference(fields: Fields) -> str | None:
     if fields["scaling.kind"] == "yarn" and fields["scaling.mscale_all_dim"] != 1:
-        return "llama.cpp always uses 1 for `mscale` and `mscale_all_dim`"
-    return find_unlike_latent(fields)
+        return "it always uses 1 for `mscale` and `mscale_all_dim`"
+    return find_difference_of_scaling(fields)
 
 
 def _check(fields: Fields) -> Fields:
@@ -99,7 +98,7 @@ FAMILY = replace(
     },
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
-    unloaded=_find_unlike,
+    differs=_find_difference,
     fusions=(joined_form(), *expert_forms(), stacked_gate_up()),
     names=expert_lines(LATENT_DECODER, dense=True, parts=(None, None, None), more=SHARED_LINES),
     keys=expert_keys(

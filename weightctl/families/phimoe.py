@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 _JITTER = "another threshold of SparseMixer is not supported, because llama.cpp has no key for it"
 
 
-def _find_missing(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load a model, which requires some tensors, or None."""
-    if not (fields["attention_bias"] and fields["output_bias"]):
-        return "its attention or its output has no biases"
-    return "its output matrix is tied to the embedding" if fields["tied"] else None
-
-
 def _check(fields: Fields) -> Fields:
     """Return the fields; raises `ValueError` if the amplitudes of LongRoPE differ.
 
@@ -72,7 +65,6 @@ FAMILY = Family(
     },
     blocks={"norm": "layer", "router": "sparsemixer", "rope_factors_by_length": True},
     heads_fill_hidden=True,
-    unloaded=_find_missing,
     differs="it has RMS norms, and one softmax for the shares of both experts",
     names=expert_lines(
         adapt(

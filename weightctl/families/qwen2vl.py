@@ -13,7 +13,7 @@ from weightctl.families.family import ModelType
 from weightctl.families.qwen2 import FAMILY as QWEN2
 from weightctl.families.qwen2 import standard as standard_qwen2
 from weightctl.families.rope_sections import (
-    find_unrotated,
+    find_empty_sections,
     section_keys,
     standard_text,
     with_default_rope,
@@ -61,7 +61,7 @@ FAMILY = replace(
     # The prefixes of the text model in multimodal checkpoints: in memory and on the Hub.
     other_prefixes=("model.language_model.",),
     beside=(r"visual\..+",),
-    unloaded=find_unrotated,
+    unloaded=find_empty_sections,
     keys=(*QWEN2.keys, *section_keys((16, 24, 24), interleaved=False)),
     standard=_standard,
 )

@@ -24,7 +24,12 @@ from weightctl.families.delta import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.mtp import mtp_keys, with_mtp_lines
-from weightctl.families.rope_sections import find_unrotated, section_keys, standard_text
+from weightctl.families.rope_sections import (
+    find_empty_sections,
+    find_unrotated,
+    section_keys,
+    standard_text,
+)
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
 if TYPE_CHECKING:
@@ -43,14 +48,14 @@ QWEN35_KEYS = with_keys(
 )
 
 
-def find_unlike_qwen35(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load or run a model, None if it does."""
-    return find_unrotated(fields) or find_unlike_delta(fields)
-
-
 def standard_delta_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model, which multimodal models contain."""
     return standard_delta(standard_text(document))
+
+
+def find_unlike_qwen35(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load or run a model, None if it does."""
+    return find_empty_sections(fields) or find_unlike_delta(fields)
 
 
 _DEFAULTS = {
@@ -72,6 +77,7 @@ FAMILY = Family(
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
     unloaded=find_unlike_qwen35,
+    differs=find_unrotated,
     names=with_mtp_lines(delta_lines(TILED_CHANGES), DELTA_MTP_LINES),
     keys=mtp_keys(QWEN35_KEYS, "mtp_num_hidden_layers", most=1),
     mtp=DELTA_MTP,

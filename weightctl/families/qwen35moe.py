@@ -37,6 +37,7 @@ from weightctl.families.qwen35 import (
     find_unlike_qwen35,
     standard_delta_text,
 )
+from weightctl.families.rope_sections import find_unrotated
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
 _DEFAULTS = {
@@ -60,6 +61,7 @@ FAMILY = Family(
     other_prefixes=MULTIMODAL_PREFIXES,
     beside=MULTIMODAL_PARTS,
     unloaded=find_unlike_qwen35,
+    differs=find_unrotated,
     names=with_mtp_lines(
         expert_lines(delta_lines(TILED_CHANGES), more=SHARED_EXPERT_LINES), DELTA_MTP_LINES
     ),

@@ -87,7 +87,6 @@ FAMILY = Family(
         )
     },
     blocks={**BLOCKS, "shared_gate": True},
-    unloaded=find_unlike_delta,
     names=with_mtp_lines(
         expert_lines(
             delta_lines(
@@ -103,6 +102,7 @@ FAMILY = Family(
         DELTA_MTP_LINES,
     ),
     mtp=DELTA_MTP,
+    unloaded=find_unlike_delta,
     keys=expert_keys(
         # config.json does not state the number of layers for MTP.
         mtp_keys(DELTA_KEYS, "", most=1),

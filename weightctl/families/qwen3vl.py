@@ -16,7 +16,8 @@ from weightctl.families.kinds import WholeNumber
 from weightctl.families.qwen2 import standard as standard_qwen2
 from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_sections import (
-    UNROTATED,
+    find_empty_sections,
+    find_unrotated,
     section_keys,
     standard_text,
     with_default_rope,
@@ -76,7 +77,8 @@ FAMILY = replace(
     # The prefix of the text model in multimodal checkpoints, and the image encoder.
     other_prefixes=("model.language_model.",),
     beside=(r"visual\..+",),
-    differs=UNROTATED,
+    unloaded=find_empty_sections,
+    differs=find_unrotated,
     keys=(*QWEN3.keys, *VISION_KEYS),
     standard=standard_vision_text,
 )

@@ -19,7 +19,7 @@ from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.qwen3moe import FAMILY as QWEN3MOE
 from weightctl.families.qwen3moe import standard_experts
 from weightctl.families.qwen3vl import VISION_KEYS, standard_vision_text
-from weightctl.families.rope_sections import UNROTATED
+from weightctl.families.rope_sections import find_empty_sections, find_unrotated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,8 @@ FAMILY = replace(
     # The prefix of the text model in multimodal checkpoints, and the image encoder.
     other_prefixes=("model.language_model.",),
     beside=(r"visual\..+",),
-    differs=UNROTATED,
+    unloaded=find_empty_sections,
+    differs=find_unrotated,
     names=expert_lines(QWEN3.names, parts=(None, None, None)),
     keys=(*QWEN3MOE.keys, *VISION_KEYS),
     fusions=(

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 _SECTION = WholeNumber(0, 1 << 16)
 _ROPE = "rope_parameters"
-# For families whose published models have such pairs.
-UNROTATED = (
-    "llama.cpp does not rotate the pairs that no section of RoPE contains (in the published models "
-    "2 of 64, those with the lowest frequencies)"
+_UNROTATED = (
+    "it does not rotate the pairs that no section of RoPE contains (in the published models of "
+    "Qwen3-VL 2 of 64, those with the lowest frequencies)"
 )
 _INTERLEAVED = "transformers and llama.cpp always interleave the sections of RoPE in this family"
 
@@ -85,17 +84,19 @@ def section_keys(usual: tuple[int, int, int], *, interleaved: bool) -> tuple[Key
     return (*keys, stated)
 
 
+def find_empty_sections(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does."""
+    return None if any(fields["rope_sections"]) else "its sections of RoPE are empty"
+
+
 def find_unrotated(fields: Fields) -> str | None:
-    """Return why llama.cpp does not rotate all pairs of a model, None if it does."""
+    """Return what llama.cpp does not rotate, None if it rotates all pairs.
+
+    The pairs take turns; llama.cpp does not rotate those that no section contains.
+    """
     sections = fields["rope_sections"]
-    total = sum(sections)
-    places = (pair % max(total, 1) for pair in range(fields["rope_dimensions"] // 2))
-    if "interleaved_sections" not in fields:
-        return None if total else "its sections of RoPE (`mrope_section`) are empty"
-    # The pairs take turns; llama.cpp does not rotate those that no section contains.
-    if not total or any(place >= 3 * sections[place % 3] for place in places):
-        return "its sections of RoPE (`mrope_section`) do not contain all rotated pairs"
-    return None
+    places = (pair % max(sum(sections), 1) for pair in range(fields["rope_dimensions"] // 2))
+    return _UNROTATED if any(place >= 3 * sections[place % 3] for place in places) else None
 
 
 def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -176,11 +176,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load or run a model, None if it does."""
-    return "its output is the embedding" if fields["tied"] else None
-
-
 FAMILY = Family(
     name="rwkv6",
     model_types={
@@ -199,7 +194,6 @@ FAMILY = Family(
         "attention_layers": False,
     },
     prefix="rwkv.",
-    unloaded=_find_unlike,
     names=(
         line("embedding", hugging_face="rwkv.embeddings"),
         line("embedding_norm", hugging_face="rwkv.blocks.0.pre_ln", bias=True),

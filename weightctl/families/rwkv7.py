@@ -174,16 +174,11 @@ def _check(fields: Fields) -> Fields:
     return check_decoder(fields)
 
 
-def _find_unlike(fields: Fields) -> str | None:
-    """Return why llama.cpp does not load or run a model, None if it does."""
-    if fields["tied"]:
-        return "its output is the embedding"
+def _find_difference(fields: Fields) -> str | None:
+    """Return what llama.cpp computes differently from transformers, or None."""
     found = fields["norm_epsilon"] * fields["head_dim"]
     if abs(found / _HEAD_EPSILON - 1) > 1e-6:
-        return (
-            f"`norm_eps` * `head_dim`, the epsilon of the norm of each head, is {found:.4g}; "
-            f"it must be {_HEAD_EPSILON}"
-        )
+        return f"the norm of each head has the epsilon {_HEAD_EPSILON} in place of {found:.4g}"
     return None
 
 
@@ -204,7 +199,7 @@ FAMILY = Family(
         "position": "none",
         "attention_layers": False,
     },
-    unloaded=_find_unlike,
+    differs=_find_difference,
     # Some checkpoints have what llama.cpp needs in the first layer.
     beside=(
         r"blk\.0\.time_mix_v[012]\.weight",

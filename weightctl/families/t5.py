@@ -125,6 +125,12 @@ def _check(fields: Fields) -> Fields:
     return {**fields, "activation": activation, "gated": gated, "logit_scale": scale}
 
 
+def _find_difference(fields: Fields) -> str | None:
+    if fields["tied"]:
+        return "it does not multiply the logits by the inverse root of the hidden size"
+    return None
+
+
 FAMILY = Family(
     name="t5",
     model_types={
@@ -194,8 +200,7 @@ FAMILY = Family(
         r"(encoder|decoder)\.embed_tokens\.weight",
         r"decoder\.block\.\d+\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
     ),
-    differs="it does not multiply the logits by the inverse root of the hidden size",
-    differs_tied=True,
+    differs=_find_difference,
     standard=_standard,
     checked=_check,
 )  # fmt: skip

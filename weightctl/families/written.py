@@ -9,6 +9,7 @@ from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, is_same_float32
 from weightctl.families.keys import REQUIRED
 from weightctl.families.kinds import show_value, show_values_apart
+from weightctl.families.loaded import find_unloaded_layers, find_unloaded_tensors
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import to_block_values
 from weightctl.families.rope_keys import for_older
@@ -17,7 +18,7 @@ from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import MetadataValue, element_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from weightctl.families.family import Family, ModelType
     from weightctl.families.keys import Fields, Key, NamingConvention
@@ -74,11 +75,24 @@ def to_hugging_face(family: Family, fields: Fields, model_type: str) -> dict[str
 
 def _check_loading(family: Family, fields: Fields) -> None:
     """Raise `ArchitectureError` if llama.cpp does not load the model."""
-    reason = None if family.unloaded is None else family.unloaded(fields)
+    reason = find_unloaded_layers(family.gguf_name, fields)
+    if reason is None and family.unloaded is not None:
+        reason = family.unloaded(fields)
     if family.heads_fill_hidden:
         heads, head_dim, hidden = (fields[name] for name in ("heads", "head_dim", "hidden"))
         if heads * head_dim != hidden:
             reason = f"`head_dim` is {head_dim} instead of hidden size / heads = {hidden} / {heads}"
+    _refuse_unloaded(family, reason)
+
+
+def check_loaded(
+    family: Family, metadata: Mapping[str, MetadataValue], names: Collection[str]
+) -> None:
+    """Raise `ArchitectureError` if llama.cpp does not load a GGUF with tensors of these names."""
+    _refuse_unloaded(family, find_unloaded_tensors(metadata, names))
+
+
+def _refuse_unloaded(family: Family, reason: str | None) -> None:
     if reason is not None:
         raise ArchitectureError(
             f"llama.cpp does not load this {family.name}: {reason}",

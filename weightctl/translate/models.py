@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.common_keys import describe_foreign_classes
+from weightctl.families.loaded import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.towers import find_tower
-from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
+from weightctl.families.written import check_loaded, model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
@@ -155,6 +156,7 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     notes: list[str] = []
     metadata |= _read_card(checkpoint, directory, notes)
     metadata |= to_gguf(family, _add_tensor_fields(checkpoint))
+    check_loaded(family, metadata, tensors.keys())
     metadata |= pooling_keys(directory, family.gguf_name, notes.append)
     if getattr(checkpoint.config, "labels", 0):
         metadata |= {f"{family.gguf_name}.pooling_type": MetadataValue("u32", _BY_HEAD)}
@@ -199,29 +201,26 @@ def _read_card(
 
 
 def _caveats(checkpoint: RecognizedModel) -> Iterator[str]:
-    """Yield notes on results of llama.cpp that differ from those of transformers."""
-    if not checkpoint.family.in_llama_cpp:
-        yield f"llama.cpp does not run {checkpoint.family.name} models"
+    """Yield notes on what llama.cpp computes differently from transformers."""
+    family, config = checkpoint.family, checkpoint.config
+    if not family.in_llama_cpp:
+        yield RuntimeDifference(f"llama.cpp does not run {family.name} models")
         return
-    window = getattr(checkpoint.config, "sliding_window", None)
-    if window and window < checkpoint.config.context and not checkpoint.family.keeps_window:
-        yield (
-            f"llama.cpp does not apply the sliding window of {checkpoint.family.name}: "
-            f"results for texts longer than {window} tokens differ from transformers"
+    window = getattr(config, "sliding_window", None)
+    if window and window < config.context and not family.keeps_window:
+        yield describe_difference(
+            f"it does not apply the sliding window, so texts longer than {window} tokens differ"
         )
-    family = checkpoint.family
-    is_tied = bool(checkpoint.fields.get("tied", False))
-    if family.differs and (is_tied or not family.differs_tied):
-        yield f"results of llama.cpp differ from transformers: {family.differs}"
-    scaling = getattr(checkpoint.config, "rope_scaling", None)
+    if reason := family.find_difference(_add_tensor_fields(checkpoint)):
+        yield describe_difference(reason)
+    scaling = getattr(config, "rope_scaling", None)
     if scaling is not None and scaling.kind == "yarn":
         fast, slow = scaling.beta_fast, scaling.beta_slow
         if (fast, slow) != _YARN_BETAS:
-            yield (
-                f"llama.cpp does not read the YaRN values `beta_fast` {fast:g} and "
-                f"`beta_slow` {slow:g} from a GGUF and uses 32 and 1: run it with "
-                f"`--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}`, otherwise "
-                "results differ from transformers"
+            yield describe_difference(
+                f"it does not read the YaRN values `beta_fast` {fast:g} and `beta_slow` {slow:g} "
+                "from a GGUF and uses 32 and 1; to set them, run it with "
+                f"`--yarn-beta-fast {fast:g} --yarn-beta-slow {slow:g}`"
             )
 
 

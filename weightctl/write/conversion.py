@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from weightctl.families.loaded import RuntimeDifference, find_unloaded_tensors
+from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions, describe_left_out
 from weightctl.plan.cast import is_unfit_for_llama_cpp
@@ -180,20 +182,30 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
     if plan.source.header.missing:
         yield "the output lacks the tensors of the missing parts, so it does not load as a model"
         return
-    if plan.format == "gguf" and "general.architecture" not in plan.metadata:
-        yield (
-            "names and metadata are not translated to GGUF's (`general.architecture` and others), "
-            "so llama.cpp does not load the output; to translate them, put the config.json of a "
-            "supported model family beside the input, and do not use --names keep"
-        )
+    if plan.format == "gguf":
+        yield from _advise_on_loading(plan)
     files = plan.source.header.files
     if where.file_name is not None and not plan.translation:
         yield from describe_left_out(files)
     if where.file_name is not None and not plan.documents and not companions(files):
         why = "there is no config.json beside the input"
-        if "general.architecture" in plan.metadata:
+        if ARCHITECTURE in plan.metadata:
             why = "GGUF's names and metadata are kept without a config.json"
         yield f"{why}, so transformers does not load the output"
+
+
+def _advise_on_loading(plan: Plan) -> Iterator[str]:
+    """Yield why llama.cpp does not load a GGUF."""
+    if ARCHITECTURE not in plan.metadata:
+        yield RuntimeDifference(
+            "names and metadata are not translated to GGUF's (`general.architecture` and others), "
+            "so llama.cpp does not load the output; to translate them, put the config.json of a "
+            "supported model family beside the input, and do not use --names keep"
+        )
+    elif plan.translation:
+        names = [item.info.name for item in plan.items]
+        if reason := find_unloaded_tensors(plan.metadata, names):
+            yield RuntimeDifference(f"llama.cpp does not load the output: {reason}")
 
 
 def _holds_no_nan(item: Item) -> bool:

@@ -9,6 +9,7 @@ from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.families.loaded import refuse_differences
 from weightctl.formats.imatrix import read_importance
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
@@ -80,6 +81,7 @@ def convert(
     nonfinite: NonFinite | str = NonFinite.ERROR,
     allow_requantize: bool = False,
     exact: bool = False,
+    strict: bool = False,
     fallback: bool = True,
     names: Names | str = Names.AUTO,
     weights_only: bool = False,
@@ -133,7 +135,8 @@ def convert(
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
     `imatrix` is the path of an importance matrix. `search` chooses the scales of a type for model
     directories by the smallest squared error; `imatrix` implies it there. `exact` refuses a
-    conversion that rounds values. `metadata` sets metadata keys, and `unset` removes keys that
+    conversion that rounds values, and `strict` one to a GGUF that llama.cpp runs differently from
+    transformers, or not at all. `metadata` sets metadata keys, and `unset` removes keys that
     match patterns. `header_room` leaves room in the header, so that `edit` can change it later.
     Sizes are numbers of bytes, or text such as "5GB". If the output is in a
     repository on the Hugging Face Hub, `private` makes a new repository private, and `pr` opens a
@@ -241,6 +244,9 @@ def convert(
     plan = _arrange(plan, align=align, header_room=header_room, max_shard_size=max_shard_size)
     request = PlanRequest.of(convert, given)
     conversion = Conversion(plan, where, opened, request=request, beside=parts.beside)
+    refuse_differences(
+        note for each in (conversion.outputs if strict else ()) for note in each.notes
+    )
     if dry_run:
         return conversion
     return conversion.save(

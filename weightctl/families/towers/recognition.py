@@ -8,6 +8,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.kinds import show_value
+from weightctl.families.loaded import describe_difference
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers import TOWERS, find_tower
@@ -79,7 +80,7 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
         **found._asdict(),
     )
     if differs := tower.differs(read.fields):
-        notes = (*notes, f"results of llama.cpp differ from transformers: {differs}")
+        notes = (*notes, describe_difference(differs))
     return RecognizedTower(tower, model, notes)
 
 
