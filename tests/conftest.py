@@ -67,7 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have temporary files in memory if there is room, so that usual tests wait for no disk."""
     is_usual = config.option.markexpr == "not long" and "TMPDIR" not in os.environ
     if is_usual and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
-        os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
+        place = tempfile.mkdtemp(dir=MEMORY, prefix="weightctl-tests-")
+        os.environ["TMPDIR"] = tempfile.tempdir = place
+        # Libraries leave files, and what a test that failed leaves would stay in memory.
+        config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
