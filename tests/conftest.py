@@ -67,16 +67,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have temporary files in memory if there is room, so that usual tests wait for no disk."""
     is_usual = config.option.markexpr == "not long" and "TMPDIR" not in os.environ
     if is_usual and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
-        place = tempfile.mkdtemp(dir=MEMORY, prefix="weightctl-tests-")
+        # The path is short, since names of sockets are limited.
+        place = tempfile.mkdtemp(dir=MEMORY, prefix="tests-")
         os.environ["TMPDIR"] = tempfile.tempdir = place
+        if not config.option.basetemp:
+            config.option.basetemp = Path(place, "t")
         # Libraries leave files, and what a test that failed leaves would stay in memory.
         config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Run files that are named without workers, which take seconds to start."""
-    return None if all(Path(name).is_dir() for name in config.args) else 0
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Have one worker more than cores, since tests wait; run files that are named without workers.
+
+    A worker takes seconds to start.
+    """
+    is_named = not all(Path(name).is_dir() for name in config.args)
+    return 0 if is_named else len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_finish() -> None:

@@ -32,6 +32,7 @@ from weightctl.families.latent import (
     latent_keys,
 )
 from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
+from weightctl.families.rope_keys import standard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,5 +101,6 @@ FAMILY = replace(
         experts=256,
         used=8,
     ),
+    standard=standard,
     checked=checking_experts(check_latent),
 )  # fmt: skip

@@ -32,7 +32,7 @@ _KINDS = {
     "delta_layers": "a gated delta net",
     "convolution_layers": "a convolution",
 }
-_OUTPUT = "output.weight"
+_OUTPUT, _TYPE = "output.weight", "general.type"
 _MOST_NAMED = 3
 
 
@@ -70,8 +70,10 @@ def find_unloaded_tensors(
 ) -> str | None:
     """Return why llama.cpp does not load a GGUF with these tensors, None if it does.
 
-    None also for architectures that are not in `llama_cpp.toml`.
+    None also for adapters and towers, and for architectures that are not in `llama_cpp.toml`.
     """
+    if _TYPE in metadata and metadata[_TYPE].content != "model":
+        return None
     architecture = str(metadata[ARCHITECTURE].content) if ARCHITECTURE in metadata else ""
     row = _read_table().get(architecture)
     if row is None:

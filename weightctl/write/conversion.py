@@ -195,7 +195,7 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
 
 
 def _advise_on_loading(plan: Plan) -> Iterator[str]:
-    """Yield why llama.cpp does not load a GGUF."""
+    """Yield why llama.cpp does not load a GGUF of a model."""
     if ARCHITECTURE not in plan.metadata:
         yield RuntimeDifference(
             "names and metadata are not translated to GGUF's (`general.architecture` and others), "
