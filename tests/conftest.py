@@ -77,13 +77,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist may not be installed
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Have one worker more than cores, since tests wait; run files that are named without workers.
-
-    A worker takes seconds to start.
-    """
-    is_named = not all(Path(name).is_dir() for name in config.args)
-    return 0 if is_named else len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run files that are named without workers, which take seconds to start."""
+    return None if all(Path(name).is_dir() for name in config.args) else 0
 
 
 def pytest_collection_finish() -> None:
