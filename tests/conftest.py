@@ -83,8 +83,12 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what stays until the end out of garbage collections, which some tests ask for."""
+    """Keep what stays until the end out of garbage collections, which some tests ask for.
+
+    The others are rarer than usual: with torch and transformers, each looks at a million objects.
+    """
     gc.freeze()
+    gc.set_threshold(5_000, 10, 50)
 
 
 @pytest.fixture(scope="session", autouse=True)
