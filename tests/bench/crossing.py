@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from common import make_parser, measure
 from llama import HEADS, KV_HEADS, STEP, described, numbers, size_for
+from measuring import make_parser, measure
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import make_parser, run_measured
+from measuring import make_parser, run_measured
 from weightctl.text.sizes import parse_size
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import torch
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from common import make_parser
 from forward import times
+from measuring import make_parser
 from weightctl import DType
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from common import make_parser
 from llama import write_llama
+from measuring import make_parser
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.families.recognition import recognize

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import make_parser
+from measuring import make_parser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 

@@ -20,7 +20,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from common import make_parser
+from measuring import make_parser
 from weightctl.codecs import codec, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import make_parser, seconds_of, side_by_side
+from measuring import make_parser, seconds_of, side_by_side
 
 EMPTY = "import typer; app = typer.Typer(); app.command()(lambda path: None); app()"
 OURS = (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import make_parser, measure
+from measuring import make_parser, measure
 from weightctl.text.sizes import parse_size
 
 OUTPUTS = {

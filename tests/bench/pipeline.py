@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import copied, make_parser, measure, warm
 from llama import write_llama
+from measuring import copied, make_parser, measure, warm
 from weightctl import open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS, Encoding

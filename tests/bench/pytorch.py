@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from common import make_parser, seconds_of, side_by_side
+from measuring import make_parser, seconds_of, side_by_side
 from weightctl.text.sizes import format_size
 
 THEIRS = (

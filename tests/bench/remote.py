@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import make_parser
+from measuring import make_parser
 from memory import large_model
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common import copied, make_parser, measure, warm
+from measuring import copied, make_parser, measure, warm
 
 WIDTH = 4096
 MOST_PEAK = 400_000_000

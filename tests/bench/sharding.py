@@ -25,8 +25,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from common import make_parser, run_measured, warm
 from crossing import write_directory
+from measuring import make_parser, run_measured, warm
 
 MOST_PEAK, MOST_TIMES = 350_000_000, 1.3
 BY_HAND = """

@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import make_parser
 from crossing import write_directory
 from llama import write_llama
+from measuring import make_parser
 
 TINY = Path(__file__).parents[2] / "fixtures" / "tiny-llama"
 # Each work by its name: the arguments, in which `{OUT}` is where the output goes.

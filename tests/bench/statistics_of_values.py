@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import make_parser, run_measured, warm
+from measuring import make_parser, run_measured, warm
 from schemes import write_matrices
 
 MOST_RATIO, MOST_PEAK = 2.0, 300_000_000

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common import make_parser
+from measuring import make_parser
 from weightctl import DType, open_weights
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType, Weight

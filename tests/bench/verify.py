@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import make_parser
+from measuring import make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common import make_parser
+from measuring import make_parser
 from weightctl import Plan, WeightData, open_weights
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import small_models
+import tiny
 from config_documents import DOCUMENTS, LLAMA3, Document, crossed, described, fields_of, find_family
 from each import each
 from lazy import LazyModule, torch, transformers
@@ -43,6 +44,8 @@ from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
 
@@ -452,6 +455,36 @@ IN_METADATA = st.sampled_from(sorted({key.gguf.format(arch=name) for name, key i
 def test_no_config_json_breaks_more_than_the_rules(kind: str, values: dict[str, Any]) -> None:
     with contextlib.suppress(ArchitectureError):
         read(values | {"model_type": kind})
+
+
+def list_odd_documents(case: str) -> Iterator[dict[str, Any]]:
+    """Yield the config of a model with one value of another type, for each of its keys."""
+    usual = tiny.make_config(case)
+    model_type = usual.pop("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers does not have this type")
+    stated = json.loads(transformers.CONFIG_MAPPING[model_type](**usual).to_json_string(False))
+    for key in stated.keys() - {"model_type"}:
+        for value in ([1], [[]], {"a": 1}, "x", None, True, False, -1, math.inf):
+            yield {**stated, "model_type": model_type, key: value}
+
+
+@pytest.mark.long
+@each("case", tiny.read_cases())
+def test_no_value_of_another_type_breaks_more_than_the_rules(case: str) -> None:
+    for document in list_odd_documents(case):
+        with contextlib.suppress(ArchitectureError):
+            read(document)
+
+
+def test_a_number_of_groups_that_is_a_list_is_an_error() -> None:
+    changes = {"topk_method": "group_limited_greedy", "n_group": [1]}
+    with pytest.raises(ArchitectureError, match="n_group"):
+        read(tiny.make_config("deepseek_v2", **changes))
+
+
+def test_a_falcon_with_keys_for_each_query_is_read_or_refused() -> None:
+    assert read(tiny.make_config("falcon", multi_query=False)).kv_heads > 1
 
 
 @given(st.sampled_from(list(FAMILIES)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))

@@ -137,6 +137,8 @@ def test_what_a_model_expects_is_the_entropy_and_the_tail_of_its_prediction() ->
     np.testing.assert_allclose(found.tails, [0.25, 1.0], rtol=1e-6)
     certain = compute_expectations(np.array([[0, -np.inf]], np.float32), np.array([1]))
     assert [*certain.entropies, *certain.tails] == [0.0, 0.0]
+    # Logits that are not finite are judged elsewhere, and cause no warning here.
+    assert np.isnan(compute_expectations(np.array([[0, np.inf]], np.float32), np.array([1])).tails)
 
 
 def test_windows_do_not_see_each_other_and_count_alike(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def _find_method(fields: Fields) -> str:
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json with groups only if they are used: one group is as good as none."""
     found, method = dict(standard(document)), "topk_method"
-    if found.get(method) == _BY_GROUPS and found.get("n_group") in {None, 1}:
+    if found.get(method) == _BY_GROUPS and found.get("n_group") in (None, 1):  # a list has no hash
         found[method] = "greedy"
     if found.get(method, "greedy") == "greedy":
         found |= {"n_group": 1, "topk_group": 1}

@@ -62,7 +62,7 @@ def _has_one_norm(fields: Fields) -> bool:
 def _count_norms(fields: Fields) -> int | None:
     if not _is_new(fields):
         return None
-    return 1 if fields["shared_norm"] else 2
+    return 1 if fields.get("shared_norm", True) else 2
 
 
 def _one_head(fields: Fields) -> int:  # noqa: ARG001  # as a default has it

@@ -6,6 +6,7 @@ Names and keys: transformers' `modeling_lfm2.py` and `configuration_lfm2.py`; ll
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, rename_keys, with_keys
@@ -107,6 +108,8 @@ def _adjust_width(document: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError("`intermediate_size` and `block_multiple_of` must be positive integers")
     width = int(2 * width / 3)
     if factor is not None:
+        if type(factor) not in {int, float} or not 0 < factor < math.inf:
+            raise ValueError("`block_ffn_dim_multiplier` must be a positive number")
         width = -(-int(factor * width) // multiple) * multiple
     return found | {"intermediate_size": width, "block_auto_adjust_ff_dim": False}
 

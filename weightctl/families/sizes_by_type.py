@@ -28,7 +28,9 @@ def _by_type(local: str, of_global: str) -> Any:
 
 def unify(values: Any) -> Any:
     """Return the one value of all layers if they have the same, otherwise the values."""
-    return values[0] if is_sequence(values) and len(set(values)) == 1 else values
+    if is_sequence(values) and values and all(each == values[0] for each in values):
+        return values[0]
+    return values
 
 
 def _as_written(field: str) -> Any:

@@ -180,7 +180,8 @@ def remove(paths: Iterable[str]) -> None:
         except OSError as error:
             if os.path.lexists(path):
                 left.append((path, error))
-    for path, cause in left:
+    if left:
+        path, cause = left[0]
         raise OutputError(f"{path} cannot be removed: {cause.strerror}") from cause
 
 

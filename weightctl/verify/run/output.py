@@ -127,7 +127,8 @@ class Expectations(NamedTuple):
 
 def compute_expectations(logits: F32, targets: NDArray[np.int64]) -> Expectations:
     """Return what logits [n, vocabulary] expect, and how likely targets [n] are."""
-    shifted = np.maximum(logits - logits.max(-1, keepdims=True), _LEAST_LOGIT)
+    with np.errstate(invalid="ignore", over="ignore"):  # of logits that are not finite
+        shifted = np.maximum(logits - logits.max(-1, keepdims=True), _LEAST_LOGIT)
     weights = np.exp(shifted)
     total = weights.sum(-1, dtype=np.float64)
     own = np.take_along_axis(weights, targets[:, None], -1)
