@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
     from pathlib import Path
 
-    from servers.base import Server
+    from servers.base import Request, Server
     from servers.hub import HubServer
     from servers.s3 import S3Server
     from tested_stores import TestedStore
@@ -211,6 +211,22 @@ def test_a_fault_at_any_moment_of_writing_spoils_nothing(
         is_late = fault == "stall" and store.url.startswith("az://")
         assert is_late or not store.list_arrived()
     assert failed >= (0 if is_passing else moments // 3)
+
+
+@pytest.mark.parametrize("fault", ["503", "lost answer"])
+@pytest.mark.parametrize("store", ["azurite"], indirect=True)
+def test_a_request_is_sent_eight_times(store: TestedStore, model: Path, fault: str) -> None:
+    parts: list[str] = []
+
+    def is_of_the_first_part(request: Request) -> bool:
+        parts.append(request.target)
+        return request.target == parts[0]
+
+    action = WRITE_FAULTS[fault].action
+    injected = store.server.inject(action, path=store.part, times=7, when=is_of_the_first_part)
+    convert(model, f"{store.url}/out.safetensors", threads=1)
+    assert injected.done == 7
+    assert "out.safetensors" in store.read("out")
 
 
 @pytest.mark.parametrize("store", usual(["s3"], STORES), indirect=True)

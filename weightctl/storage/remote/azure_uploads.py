@@ -257,7 +257,11 @@ class _Retries(ExponentialRetry):
     """Repeats requests as often, and after the same waits, as those of the other stores."""
 
     def __init__(self) -> None:
-        super().__init__(retry_total=_ATTEMPTS - 1)
+        # Without the others, three refused connections, lost answers or errors would be the end.
+        times = _ATTEMPTS - 1
+        super().__init__(
+            retry_total=times, retry_connect=times, retry_read=times, retry_status=times
+        )
 
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
         TRAFFIC.count(retries=1)
