@@ -12,6 +12,7 @@ from gguf.utility import size_label as expected_size_label
 from hypothesis import given
 from hypothesis import strategies as st
 
+from each import each
 from weightctl.translate.card import from_directory, size_label, to_readme
 from weightctl.translate.card.readme import parse_front_matter
 from weightctl.weights.metadata import MetadataValue
@@ -103,8 +104,8 @@ def test_a_card_is_read_as_llama_cpps_script_reads_it(model: Path, tmp_path: Pat
     assert found["general.version"] == "1.10"
 
 
-@pytest.mark.parametrize("parameters", [0, 7_000_000_000])
-@pytest.mark.parametrize("name", NAMES)
+@each("parameters", [0, 7_000_000_000])
+@each("name", NAMES)
 def test_a_name_says_what_it_says_to_llama_cpps_script(
     model: Path, tmp_path: Path, name: str, parameters: int
 ) -> None:

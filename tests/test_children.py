@@ -55,8 +55,8 @@ def poisoned(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     ("command", "path"),
     [
         *((command, None) for command in COMMANDS),
-        *((COMMANDS[0], path) for path in ("", ".", f"{os.pathsep}relative")),
-        ("convert model.h5 out.safetensors", "."),
+        ("convert model.h5 out.safetensors", f".{os.pathsep}{os.pathsep}relative"),
+        *(pytest.param(COMMANDS[0], path, marks=pytest.mark.long) for path in ("", ".")),
         *(pytest.param(command, None, marks=pytest.mark.long) for command in MORE_COMMANDS),
     ],
 )

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from each import each
 from lazy import torch
 from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, save
 from weightctl.dtype import ENCODINGS
@@ -143,7 +144,7 @@ def test_values_of_metadata_get_the_types_of_gguf(tmp_path: Path) -> None:
         assert (list(stored) if isinstance(expected, list) else stored) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "says"),
     [
         ({"dtype": "f16", "quant": "Q8_0"}, "both given"),
@@ -218,8 +219,8 @@ def test_saving_takes_memory_as_text_too(tmp_path: Path) -> None:
 def test_what_is_printed_of_a_conversion_is_a_line(tiny_llama: Path, tmp_path: Path) -> None:
     planned = convert(tiny_llama, tmp_path / "out.gguf", quant="Q4_K_M", dry_run=True)
     done = planned.save()
-    for each in (planned, done, planned.plan, planned.outcome, done.saved):
-        assert len(repr(each)) < 300
+    for made in (planned, done, planned.plan, planned.outcome, done.saved):
+        assert len(repr(made)) < 300
     assert repr(planned.plan) == "<Plan for gguf: 30 tensors, 1.17 MB>"
 
 

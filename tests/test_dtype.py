@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save as safetensors_bytes
 
+from each import each
 from lazy import torch
 from weightctl import DType, QuantizationEncoding
 from weightctl.codecs.scalar import numpy_dtype
@@ -27,13 +28,9 @@ from weightctl.dtype import (
 from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import EncodingError
 
-every_encoding = pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=str)
-in_gguf = pytest.mark.parametrize(
-    "encoding", [e for e in ENCODINGS.values() if "gguf" in e.ids], ids=str
-)
-in_torch = pytest.mark.parametrize(
-    "encoding", [e for e in ENCODINGS.values() if "pytorch" in e.ids], ids=str
-)
+every_encoding = each("encoding", ENCODINGS.values(), ids=str)
+in_gguf = each("encoding", [e for e in ENCODINGS.values() if "gguf" in e.ids], ids=str)
+in_torch = each("encoding", [e for e in ENCODINGS.values() if "pytorch" in e.ids], ids=str)
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +90,7 @@ def test_every_type_of_ggml_has_a_line(ggml: ctypes.CDLL) -> None:
     assert living == {e.ids["gguf"] for e in ENCODINGS.values() if "gguf" in e.ids}
 
 
-@pytest.mark.parametrize("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
+@each("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
 def test_every_type_of_the_gguf_package_has_a_line_with_its_sizes(
     kind: gguf.GGMLQuantizationType,
 ) -> None:
@@ -110,7 +107,7 @@ def test_torch_names_are_types_of_torch_of_that_size(encoding: Encoding) -> None
     assert kind.itemsize == encoding.size
 
 
-@pytest.mark.parametrize(
+@each(
     "encoding",
     [e for e in ENCODINGS.values() if {"pytorch", "safetensors"} <= e.ids.keys()],
     ids=str,
@@ -122,14 +119,14 @@ def test_safetensors_names_are_those_that_safetensors_writes(encoding: Encoding)
     assert header["w"]["dtype"] == encoding.ids["safetensors"]
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
+@each("dtype", DType, ids=lambda dtype: dtype.value)
 def test_every_dtype_has_a_line_of_its_size(dtype: DType) -> None:
     assert dtype.encoding.dtype is dtype
     bits = 4 if dtype is DType.float4_e2m1fn else numpy_dtype(dtype).itemsize * 8
     assert dtype.encoding.size * 8 == bits * dtype.encoding.block
 
 
-@pytest.mark.parametrize("kind", QuantizationEncoding, ids=lambda kind: kind.value)
+@each("kind", QuantizationEncoding, ids=lambda kind: kind.value)
 def test_every_quantization_encoding_has_a_line(kind: QuantizationEncoding) -> None:
     assert kind.encoding.quantization is kind
     assert kind.encoding.dtype is None
@@ -140,13 +137,13 @@ def test_dtypes_print_as_they_are_written() -> None:
     assert f"{QuantizationEncoding.Q4_K}" == "QuantizationEncoding.Q4_K"
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.value)
+@each("dtype", DType, ids=lambda dtype: dtype.value)
 def test_a_dtype_is_float_or_integer_as_its_numbers_are(dtype: DType) -> None:
     assert dtype.is_integer == (numpy_dtype(dtype).kind in "iu")
     assert dtype.is_float == (numpy_dtype(dtype).kind in "fV")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name"),
     [
         ("bf16", "BF16"), ("bfloat16", "BF16"), ("BF16", "BF16"), (" Bf16\n", "BF16"),
@@ -218,7 +215,7 @@ def test_bytes_of_a_shape_are_those_of_its_blocks(encoding: Encoding) -> None:
     assert encoding.nbytes((0, encoding.block)) == 0
 
 
-@pytest.mark.parametrize("encoding", [k.encoding for k in QuantizationEncoding], ids=str)
+@each("encoding", [k.encoding for k in QuantizationEncoding], ids=str)
 def test_blocks_of_ggml_never_cross_rows(encoding: Encoding) -> None:
     half = encoding.block // 2
     assert not encoding.fits((2, half))
@@ -234,13 +231,13 @@ def test_pairs_of_float4_may_cross_rows() -> None:
     assert not encoding.fits((3, 3))
 
 
-@pytest.mark.parametrize("dtype", [d for d in DType if d.encoding.block == 1], ids=str)
+@each("dtype", [d for d in DType if d.encoding.block == 1], ids=str)
 def test_plain_numbers_fit_any_shape(dtype: DType) -> None:
     assert dtype.encoding.fits(())
     assert dtype.encoding.nbytes(()) == np.zeros((), numpy_dtype(dtype)).nbytes
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS.values(), ids=str)
+@each("encoding", ENCODINGS.values(), ids=str)
 def test_bytes_of_a_row_and_its_elements_say_the_same(encoding: Encoding) -> None:
     elements = 6 * encoding.block
     assert encoding.row_bytes(elements) == 6 * encoding.size == encoding.nbytes([elements])

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from build import F32, I32, Gguf, Tensor, safetensors_of
-from each import usual
+from each import each, usual
 from lazy import torch
 from weightctl.cli import app
 from weightctl.dtype.encodings import ENCODINGS
@@ -79,7 +79,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return written(tmp_path / f"a.{request.param}", EMPTY | FULL)
 
 
-@pytest.mark.parametrize(
+@each(
     "options", ["", "--flat", "-l", "--hash", "--json --hash", "--meta", "--sort size", "--depth 1"]
 )
 def test_they_are_listed(path: Path, options: str) -> None:
@@ -102,8 +102,8 @@ def test_they_are_verified_with_a_report(path: Path, tmp_path: Path, suffix: str
     assert report.stat().st_size
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "gguf", "pt"])
-@pytest.mark.parametrize(
+@each("suffix", ["safetensors", "gguf", "pt"])
+@each(
     "options", ["", "--dtype bf16", "--dtype f64 --json", "--max-shard-size 1B", "--align 4096 -n"]
 )
 def test_they_are_converted_to_every_format(

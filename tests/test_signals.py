@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Files = dict[str, bytes]
 
 TENSORS = 3
-FIRST = [(KINDS["file"], signal.SIGINT), (KINDS["set"], signal.SIGKILL)]
+FIRST = [(KINDS["file"], signal.SIGINT)]
 
 
 @pytest.fixture(scope="module")

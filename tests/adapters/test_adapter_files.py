@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 TOKENS = [3, 17, 42, 9, 80, 33, 5]
 
 
-@pytest.mark.parametrize("targets", [["q_proj", "k_proj", "down_proj"], ["embed_tokens", "v_proj"]])
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["embed_tokens", "v_proj"],
+        pytest.param(["q_proj", "k_proj", "down_proj"], marks=pytest.mark.long),
+    ],
+)
 def test_llama_cpp_gives_the_logits_of_the_merged_model(targets: list[str], tmp_path: Path) -> None:
     model = adapt(
         tmp_path, make_llama(), r=4, lora_alpha=6, target_modules=targets, use_rslora=True,

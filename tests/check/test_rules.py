@@ -14,6 +14,7 @@ import weightctl
 from build import F32, Gguf, Tensor
 from check_files import FAULTS, INDEX, change, change_index, cut_file, make_models
 from conftest import ROOT
+from each import each
 from weightctl.check import RULES, CheckedModel, check
 from weightctl.system.registry import load
 
@@ -46,7 +47,7 @@ def test_a_sound_model_violates_no_rule(name: str, models: Path) -> None:
     assert check(models / name).findings == ()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule}-{fault.make.__name__}")
+@each("fault", FAULTS, ids=lambda fault: f"{fault.rule}-{fault.make.__name__}")
 def test_a_fault_is_found(fault: Any, models: Path, tmp_path: Path) -> None:
     path = copied(models / fault.model, tmp_path)
     fault.make(path)
@@ -54,8 +55,8 @@ def test_a_fault_is_found(fault: Any, models: Path, tmp_path: Path) -> None:
     assert len(found) == 1, found
     assert fault.text in found[0].text
     assert bool(found[0].changes) == fault.has_fix
-    for each in found[0].changes:
-        assert os.path.isfile(each.path)
+    for made in found[0].changes:
+        assert os.path.isfile(made.path)
 
 
 def test_a_key_that_tensors_contradict_is_found_in_the_config(models: Path, tmp_path: Path) -> None:
@@ -177,13 +178,11 @@ def test_without_jinja_templates_are_noted(
     assert any("weightctl[check]" in note for note in checked.notes)
 
 
-@pytest.mark.parametrize(
+@each(
     "content", ["[]", "{", "", "null", '{"a": ' * 100_000, "\xff", '{"bos_token_id": [[]]}'],
     ids=lambda content: content[:8],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"]
-)
+@each("name", ["config.json", "tokenizer.json", "generation_config.json", "tokenizer_config.json"])
 def test_damaged_documents_do_not_stop_the_check(
     name: str, content: str, models: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import small_checkpoints
 from commands import TINY
 from commands import run_command as weightctl
 from documented import make_example_files, run
+from each import each
 from weightctl.cli import COMMANDS
 from weightctl.cli.usage import unknown_command_error
 from weightctl.dtype import Encoding
@@ -82,7 +83,7 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("typed", MEANT)
+@each("typed", MEANT)
 def test_an_unknown_command_gets_the_nearest_by_meaning_and_the_list(typed: str) -> None:
     error = unknown_command_error(typed, list(COMMANDS))
     assert error.message == f"`{typed}` is neither a command nor an existing file"

@@ -18,6 +18,7 @@ import small_checkpoints
 from arrays import stored
 from commands import TINY
 from commands import run_command as weightctl
+from each import each
 from lazy import torch
 from recipe_models import MODELS
 from terminal import on_a_terminal, without_color
@@ -867,7 +868,7 @@ def test_a_plan_shows_what_a_rule_decided_and_no_recipe_that_chose_nothing(
 # Invalid combinations of options are refused before anything is written.
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "says"),
     [
         (["--tensor-type", "q8_0"], "has no type"),

@@ -20,6 +20,7 @@ import pytest
 import small_checkpoints
 from commands import run_command as weightctl
 from conftest import ROOT
+from each import each
 from terminal import on_a_terminal
 from weightctl.cli import COMMANDS
 from weightctl.text.columns import width
@@ -85,14 +86,14 @@ def screen(command: str, columns: int, folder: Path) -> str:
     return f"$ weightctl {command}\n{shown}"
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("name", PAGES)
+@each("columns", WIDTHS)
+@each("name", PAGES)
 def test_a_help_page_is_what_was_agreed(name: str, columns: int, folder: Path) -> None:
     agreed = (HELP / f"{name}-{columns}.txt").read_text()
     assert screen(PAGES[name], columns, folder) == agreed
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@each("name", FAILURES)
 def test_an_error_is_what_was_agreed(name: str, folder: Path) -> None:
     assert screen(FAILURES[name], 80, folder) == (ERRORS / f"{name}.txt").read_text()
 
@@ -107,14 +108,14 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines()[1:]
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("name", PAGES)
+@each("columns", WIDTHS)
+@each("name", PAGES)
 def test_no_line_of_a_help_page_is_longer_than_the_terminal(name: str, columns: int) -> None:
     lines = lines_of(HELP / f"{name}-{columns}.txt")
     assert [line for line in lines if width(line) > columns] == []
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@each("name", FAILURES)
 def test_a_line_of_an_error_is_longer_than_the_terminal_only_where_a_word_is(name: str) -> None:
     lines = lines_of(ERRORS / f"{name}.txt")
     assert [line for line in lines if width(line) > 80 and " " in line.strip()] == []
@@ -126,7 +127,7 @@ def test_no_word_of_a_help_page_is_broken(name: str) -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@each("name", FAILURES)
 def test_no_word_of_an_error_is_broken(name: str, folder: Path) -> None:
     done = weightctl(*shlex.split(FAILURES[name]), cwd=folder)
     assert done.returncode == 2
@@ -137,15 +138,15 @@ def test_no_word_of_an_error_is_broken(name: str, folder: Path) -> None:
         assert re.match(r"(error|hint|note): |  ", line)
 
 
-@pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("name", PAGES)
+@each("columns", WIDTHS)
+@each("name", PAGES)
 def test_no_line_of_a_help_page_ends_early(name: str, columns: int) -> None:
     lines = lines_of(HELP / f"{name}-{columns}.txt")
     pairs = itertools.pairwise(lines)
     assert [a for a, b in pairs if _continues(a, b) and _fits_more(a, b, columns)] == []
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@each("name", FAILURES)
 def test_no_line_of_an_error_ends_early(name: str) -> None:
     lines = lines_of(ERRORS / f"{name}.txt")
     pairs = itertools.pairwise(lines)

@@ -18,6 +18,7 @@ import torch
 
 import small_checkpoints
 from conftest import ROOT
+from each import each
 from payloads import call, whole
 from terminal import on_a_terminal
 from weightctl import open_weights
@@ -112,13 +113,13 @@ def screen(name: str, columns: int, folder: Path) -> str:
     return f"$ weightctl {command}\n{shown}"
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("name", COMMANDS)
+@each("columns", COLUMNS)
+@each("name", COMMANDS)
 def test_a_screen_is_what_was_agreed(name: str, columns: int, folder: Path) -> None:
     assert screen(name, columns, folder) == (SCREENS / f"{name}-{columns}.txt").read_text()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@each("name", COMMANDS)
 def test_a_screen_fits_80_columns(name: str) -> None:
     lines = (SCREENS / f"{name}-80.txt").read_text().splitlines()
     assert [line for line in lines if len(line) > 80] == []

@@ -19,6 +19,7 @@ from build import safetensors
 from commands import O_PROJ, TINY, asked, document, refusal
 from commands import run_command as weightctl
 from conftest import ROOT
+from each import each
 from terminal import on_a_terminal
 from weightctl import open_weights, recognize, save
 from weightctl.dtype.spellings import parse_encoding
@@ -105,7 +106,7 @@ def test_a_plan_of_ones_own_decides_and_the_family_on_the_rest(tmp_path: Path) -
     assert re.fullmatch(note, done.stderr)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         ("{tiny}", "the number of ranks is missing"),

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reports
+from each import each
 from weightctl.cli.chart import Bar, chart
 from weightctl.cli.render import Cell
 from weightctl.cli.verdict import brief, verdict
@@ -74,8 +75,8 @@ def test_a_verdict_is_shown_as_was_agreed(name: str, columns: int) -> None:
     assert screen(name, columns) == (SCREENS / f"{name}-{columns}.txt").read_text()
 
 
-@pytest.mark.parametrize("columns", [72, 80, 200])
-@pytest.mark.parametrize("name", reports.MADE)
+@each("columns", [72, 80, 200])
+@each("name", reports.MADE)
 def test_no_line_is_wider_than_the_terminal(name: str, columns: int) -> None:
     lines = screen(name, columns).splitlines()
     assert [line for line in lines if width(line) > columns] == []

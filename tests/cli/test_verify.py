@@ -18,6 +18,7 @@ import small_checkpoints
 from arrays import stored
 from commands import TINY
 from commands import run_command as weightctl
+from each import each
 from llama_cpp import ggml_quantize
 from reports import MADE
 from terminal import on_a_terminal, without_color
@@ -252,7 +253,7 @@ def test_a_text_comes_from_a_pipe_too() -> None:
             os.close(descriptor)
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "message"),
     [
         ("--check nonsense", "there is no check `nonsense`"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from each import each
 from weightctl.deltas.applying import apply_patch
 from weightctl.deltas.creating import write_patch
 from weightctl.errors import FormatError, WeightctlError
@@ -131,7 +132,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@each("change", CHANGES.values(), ids=CHANGES)
 def test_an_invalid_index_is_refused(folder: Path, change: Callable[[Any], object]) -> None:
     error = refuse(folder, rewrite((folder / "good").read_bytes(), change))
     assert isinstance(error, FormatError)
@@ -142,8 +143,8 @@ NAMES = ("../evil", "/evil", "a/../../evil", "", ".", "a//b", "a\0b", "a\nb", "a
          "pending.weightctl-edit.partial", "a/m.gguf.weightctl-switch.partial")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("where", ["files", "sources"])
+@each("name", NAMES)
+@each("where", ["files", "sources"])
 def test_a_name_that_leads_out_of_the_directory_is_refused(
     name: Any, where: str, folder: Path
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from each import each
 from weightctl.deltas.blocks import (
     WORDS,
     Method,
@@ -41,8 +42,8 @@ def test_any_chunk_is_restored_from_any_old_chunk(
     assert decode_block(block, old, size, word) == new
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.08, 0.5, 1.0])
+@each("word", WORDS)
+@each("share", [0.0, 0.001, 0.08, 0.5, 1.0])
 def test_small_changes_are_restored(word: int, share: float) -> None:
     new = change(share, word)
     block = encode_chunk(OLD, new, word)

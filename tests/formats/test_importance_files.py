@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from build import F16, F32, Gguf, Tensor
+from each import each
 from importances import dat_entry, imatrix_dat, imatrix_gguf
 from weightctl.errors import FormatError
 from weightctl.formats.imatrix import Importance, read_importance
@@ -96,7 +97,7 @@ SOUND = struct.pack("<i", 2) + dat_entry(b"a", 1, SUMS) + dat_entry(b"b", 1, SUM
 SECOND = 4 + len(dat_entry(b"a", 1, SUMS))  # the offset of the second entry
 
 
-@pytest.mark.parametrize("end", range(SECOND - 3, len(SOUND)))
+@each("end", range(SECOND - 3, len(SOUND)))
 def test_the_older_form_cut_off_anywhere_says_where_it_ends(tmp_path: Path, end: int) -> None:
     error = refused(tmp_path / "i.dat", SOUND[:end])
     assert error.offset is not None

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import safetensors_of
+from each import each
 from non_checkpoints import GGUF, POINTER, SAFETENSORS, error_of, tarred, zipped
 from weightctl import open_weights
 from weightctl.formats.identify import identify_file
@@ -100,7 +101,7 @@ FILES: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@each("name", FILES)
 def test_a_file_is_called_what_it_is(name: str, tmp_path: Path) -> None:
     content, what, hint = FILES[name]
     (tmp_path / name).write_bytes(content)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from each import each
 from lazy import torch
 from weightctl.formats.pickles.emit import emit
 from weightctl.formats.pytorch.levels import (
@@ -219,7 +220,7 @@ OTHERS: list[tuple[str, MetadataValue, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "value", "expected"), OTHERS)
+@each(("kind", "value", "expected"), OTHERS)
 def test_a_value_that_is_not_of_its_kind_is_of_its_own(
     kind: str, value: MetadataValue, expected: Any
 ) -> None:

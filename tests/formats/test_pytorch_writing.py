@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from torch.utils import serialization
 
+from each import each
 from lazy import torch
 from strategies import metadata as any_metadata
 from strategies import tensors as any_tensors
@@ -93,7 +94,7 @@ def tensor(*values: float) -> tuple[Encoding, tuple[int, ...], bytes]:
 SHAPES = [(), (4,), (2, 6), (0,), (2, 0, 4), (1, 3, 2, 2)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("encoding", "shape"),
     [(each, shape) for each in WRITTEN for shape in SHAPES if each.fits(shape)],
     ids=str,
@@ -122,7 +123,7 @@ def test_the_table_of_what_is_written_is_that_of_torch() -> None:
     assert {getattr(torch, str(e.ids["pytorch"])) for e in WRITTEN} == known - bits
 
 
-@pytest.mark.parametrize("encoding", WRITTEN, ids=str)
+@each("encoding", WRITTEN, ids=str)
 def test_the_pickle_names_what_that_of_torch_names(encoding: Encoding, tmp_path: Path) -> None:
     raw = bytes(encoding.nbytes((2, 4)))
     ours, theirs = tmp_path / "ours.pt", tmp_path / "theirs.pt"

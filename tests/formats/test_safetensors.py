@@ -12,6 +12,7 @@ from huggingface_hub import save_torch_state_dict
 
 from build import entry, safetensors, safetensors_of
 from copying import FRAMEWORK, contents, copied, raw, spoken
+from each import each
 from lazy import save_file, torch
 from weightctl import DType, open_weights
 from weightctl.errors import ConversionError, EncodingError
@@ -52,7 +53,7 @@ def opened(path: Path, content: bytes) -> Weights:
     return open_weights(path)
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@each("name", DTYPES)
 def test_every_dtype_is_read(name: str, tmp_path: Path) -> None:
     bits, dtype = DTYPES[name]
     content = bytes(number % 2 for number in range(bits))

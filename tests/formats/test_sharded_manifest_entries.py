@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from sharded_files import (
     CUT,
     Q,
@@ -298,7 +299,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@each("what", REFUSED)
 def test_what_cannot_be_is_refused(what: str, document: Document, tmp_path: Path) -> None:
     change, expected = REFUSED[what]
     changed = deepcopy(document)

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from build import F16, F32, I32, Gguf, Tensor, safetensors_of
 from copying import FRAMEWORK, contents, copied, held, spoken
+from each import each
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
@@ -244,7 +245,7 @@ def test_gguf_refuses_what_it_has_no_type_for(name: str, tmp_path: Path) -> None
     assert f"`layer.0.größe` is stored as {name}, which GGUF does not support" in message
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@each("name", BLOCKS)
 def test_safetensors_refuses_blocks_and_says_what_to_do(name: str, tmp_path: Path) -> None:
     message = refusal(sample([name]), tmp_path / "a.safetensors")
     assert f"`layer.0.größe` is stored as {name}, which safetensors does not support" in message

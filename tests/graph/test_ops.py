@@ -416,9 +416,9 @@ def test_additions_in_sixteen_bits_would_be_noticed(dtype: torch.dtype) -> None:
         assert_rounded_once(sums[:, 0], numbers.double().sum(1), dtype)
 
 
-@pytest.mark.parametrize("rows", [(), (1,), (5,), (2, 3)], ids=str)
-@pytest.mark.parametrize("columns", [(), (1,), (7,)], ids=str)
-@pytest.mark.parametrize("is_transposed", [False, True])
+@each("rows", [(), (1,), (5,), (2, 3)], ids=str)
+@each("columns", [(), (1,), (7,)], ids=str)
+@each("is_transposed", [False, True])
 def test_a_matrix_product_is_rounded_once(
     dtype: torch.dtype, rows: tuple[int, ...], columns: tuple[int, ...], is_transposed: bool
 ) -> None:

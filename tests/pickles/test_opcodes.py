@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from each import each
 from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES, STOP
 from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
@@ -95,7 +96,7 @@ def test_every_kind_of_argument_is_tried() -> None:
     assert kinds == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("name", sorted(info.name for info in pickletools.opcodes))
+@each("name", sorted(info.name for info in pickletools.opcodes))
 def test_an_opcode_takes_the_bytes_of_its_argument(name: str) -> None:
     info = next(info for info in pickletools.opcodes if info.name == name)
     if ord(info.code) == STOP:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from each import each
 from payloads import LIVE, REDUCE, STOP, call, many, named, stacked, text, whole
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.constructors import is_allowed
@@ -60,8 +61,8 @@ def modern(path: str) -> str:
     return path.replace("copy_reg.", "copyreg.").replace("__builtin__.", "builtins.")
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("name", OBJECTS)
+@each("protocol", range(6))
+@each("name", OBJECTS)
 def test_what_is_found_is_what_python_looks_up(name: str, protocol: int) -> None:
     raw = pickle.dumps(OBJECTS[name], protocol)
     found = names(HeldRange(memoryview(raw)))
@@ -73,7 +74,7 @@ def test_what_is_found_is_what_python_looks_up(name: str, protocol: int) -> None
     assert {each.path for each in found.named} - renamed == looked_up - renamed
 
 
-@pytest.mark.parametrize("name", LIVE)
+@each("name", LIVE)
 def test_every_attack_names_what_is_outside_the_list(name: str) -> None:
     found = names(HeldRange(memoryview(LIVE[name])))
     assert found.problem or not all(is_allowed(each.path) for each in found.named)
@@ -116,7 +117,7 @@ def test_what_was_named_before_the_damage_is_reported() -> None:
     assert found.problem == "it cannot be read from byte 11: opcode 0xff does not exist"
 
 
-@pytest.mark.parametrize("end", range(1, 30))
+@each("end", range(1, 30))
 def test_a_pickle_that_is_cut_off_is_told_to_be(end: int) -> None:
     raw = whole(call("os.system", "exit 0"))
     assert names(HeldRange(memoryview(raw[: len(raw) - end]))).problem

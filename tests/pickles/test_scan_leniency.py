@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from each import each
 from payloads import TRICKS, call, frame, named, stacked, text
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, names
@@ -133,7 +134,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", DANGEROUS)
+@each("path", DANGEROUS)
 def test_what_runs_code_is_dangerous(path: str) -> None:
     assert is_dangerous(path)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from copying import held
+from each import each
 from weightctl import Plan, open_weights
 from weightctl.errors import ConversionError
 from weightctl.plan.metadata import Setting, change_metadata
@@ -71,7 +72,7 @@ def test_the_order_of_the_others_stays() -> None:
     assert list(changed("yes=false", "new=1")) == [*METADATA, "new"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "says"),
     [
         ("n", "`--set n` does not have the form"),

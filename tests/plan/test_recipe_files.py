@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from each import each
 from weightctl import Plan, WeightData
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
@@ -79,7 +80,7 @@ def test_a_base_needs_names_that_tell_roles(tmp_path: Path) -> None:
     assert "`default` instead of `base`" in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("", "the recipe is empty"),

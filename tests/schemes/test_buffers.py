@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
+from each import each
 from weightctl.dtype import ENCODINGS
 from weightctl.schemes.buffers import is_buffer
 from weightctl.weights import TensorInfo
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape"),
     [
         ("model.layers.0.self_attn.rotary_emb.inv_freq", (64,)),
@@ -43,7 +42,7 @@ def test_what_no_optimizer_trains_is_a_buffer(name: str, shape: tuple[int, ...])
     assert is_buffer(TensorInfo(name, shape, ENCODINGS["F32"]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape"),
     [
         ("h.0.attn.bias", (768,)),

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quantized_examples as examples
+from each import each
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
 from weightctl.schemes import SCHEMES
@@ -31,7 +32,7 @@ def nothing(name: str) -> NoReturn:
     raise WeightctlError(f"{name} must not be read")
 
 
-@pytest.mark.parametrize(
+@each(
     ("weight", "scheme", "tensors"),
     [pytest.param(*row, id=tool) for tool, *row in examples.TABLE],
 )
@@ -132,7 +133,7 @@ def test_what_only_stands_beside_a_weight_is_not_a_part_of_it() -> None:
     assert list_scheme_tensors(header) == {"l.qweight", "l.scales", "l.qzeros"}
 
 
-@pytest.mark.parametrize(
+@each(
     "tensors",
     [
         examples.AWQ.replace("scales F16 112x4096", "scales F16 112x4095"),

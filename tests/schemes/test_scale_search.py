@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each, usual
 from importances import imatrix_dat
 from small_models import qwen3moe
 from weightctl import convert as convert_any
@@ -72,8 +73,8 @@ def sum_errors(
     return found
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("name", ROUNDINGS)
+@each("weighted", [False, True])
+@each("name", ROUNDINGS)
 def test_no_block_has_a_larger_error_than_rounding_to_nearest(name: str, weighted: bool) -> None:
     rounding, values = ROUNDINGS[name], draw()
     peak = np.abs(values).max()
@@ -91,8 +92,8 @@ def test_no_block_has_a_larger_error_than_rounding_to_nearest(name: str, weighte
     assert made.nearest_error == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ROUNDINGS)
-@pytest.mark.parametrize("size", [0, 1e-42, 1e-30, 1e30])
+@each("name", ROUNDINGS)
+@each("size", [0, 1e-42, 1e-30, 1e30])
 def test_zeros_and_extreme_values_are_not_worse(name: str, size: float) -> None:
     rounding, values = ROUNDINGS[name], draw(2) * np.float32(size)
     with np.errstate(all="ignore"):
@@ -138,7 +139,9 @@ def weigh_errors(directory: str | Path, name: str, weights: NDArray[np.float32])
     return float(((made - wanted) ** 2 * weights).sum())
 
 
-@pytest.mark.parametrize("case", ["W4A16", "NVFP4A16", "AWQ:scaled=no", "BNB-NF4", "FP8"])
+@pytest.mark.parametrize(
+    "case", usual(["W4A16", "FP8"], ["W4A16", "NVFP4A16", "AWQ:scaled=no", "BNB-NF4", "FP8"])
+)
 def test_importance_reduces_the_errors_of_important_columns(tmp_path: Path, case: str) -> None:
     columns = {"blk.1.ffn_down.weight": 384, "blk.0.attn_q.weight": 256}
     weights = write_importance(tmp_path / "i.dat", columns)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from lazy import torch, transformers
 from packers import levels_of, numbers, plain, same, scales_of, settings
 from weightctl.errors import ConversionError
@@ -65,7 +66,7 @@ def test_sizes_of_blocks_are_those_of_the_config(tmp_path: Path) -> None:
     assert same(numbers(tree, "l.weight"), weight.float() * spread)
 
 
-@pytest.mark.parametrize(
+@each(
     ("weight", "scales"),
     [
         ((10, 64), ()), ((10, 64), (1,)), ((10, 64), (10, 1)), ((10, 64), (10,)),
@@ -73,7 +74,7 @@ def test_sizes_of_blocks_are_those_of_the_config(tmp_path: Path) -> None:
         ((4, 10, 64), (4, 10, 1)), ((64,), (1,)),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("dtype", [FP8, torch.float8_e5m2, torch.int8])
+@each("dtype", [FP8, torch.float8_e5m2, torch.int8])
 def test_bytes_have_a_scale_for_each_row_or_expert_or_for_all(
     tmp_path: Path, weight: tuple[int, ...], scales: tuple[int, ...], dtype: torch.dtype
 ) -> None:

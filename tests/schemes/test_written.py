@@ -51,7 +51,7 @@ def test_every_scheme_is_tested() -> None:
     assert {case.partition(":")[0] for case in CASES} == set(WRITTEN)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_the_reported_error_is_that_of_the_values_that_are_read_back(
     tmp_path: Path, case: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_the_reported_error_is_that_of_the_values_that_are_read_back(
         assert 0 < stated[0] < MOST[bits]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_the_output_does_not_depend_on_threads_or_memory(tmp_path: Path, case: str) -> None:
     convert(small_llama(), tmp_path / "a", case, threads=1)
     convert(small_llama(), tmp_path / "b", case, threads=3, memory="4MB")
@@ -111,7 +111,7 @@ def test_any_number_of_rows_is_stored(tmp_path: Path, case: str, rows: int) -> N
     assert relative_error(values_in(tmp_path / "out")[name], values_in(source)[name]) < 0.2
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_zeros_stay_zeros(tmp_path: Path, case: str) -> None:
     zeros = torch.zeros(128, 128).bfloat16()
     source = matrix(tmp_path, **{"layers.0.o_proj.weight": zeros})
@@ -119,7 +119,7 @@ def test_zeros_stay_zeros(tmp_path: Path, case: str) -> None:
     assert not values_in(tmp_path / "out")["layers.0.o_proj.weight"].any()
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_tiny_and_huge_values_are_read_back_or_refused(tmp_path: Path, case: str) -> None:
     extreme = torch.zeros(128, 128)
     extreme[0], extreme[1], extreme[2, :32] = 1e-38, 1e-20, 3e-45

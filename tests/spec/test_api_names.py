@@ -14,6 +14,7 @@ import safetensors.numpy
 import safetensors.torch
 
 from documented import IMPORTS, PATHS, SIGNATURES
+from each import each
 from lazy import torch
 from weightctl import DType, nn
 
@@ -63,15 +64,17 @@ def parameters(path: str) -> list[str]:
     signature = inspect.signature(function)
     written: list[str] = []
     is_keyword_only = False
-    for name, each in signature.parameters.items():
+    for name, parameter in signature.parameters.items():
         if name in {"self", "cls"}:
             continue
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not is_keyword_only:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not is_keyword_only:
             is_keyword_only = True
             if not any(text.startswith("*") for text in written):
                 written.append("*")
-        star = "*" if each.kind is inspect.Parameter.VAR_POSITIONAL else ""
-        default = "" if each.default is inspect.Parameter.empty else f"={_shown(each.default)}"
+        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
+        default = (
+            "" if parameter.default is inspect.Parameter.empty else f"={_shown(parameter.default)}"
+        )
         written.append(f"{star}{name}{default}")
     return written
 
@@ -92,26 +95,22 @@ def test_a_name_has_one_line() -> None:
     assert len(LINES) == len(BY_NAME)
 
 
-@pytest.mark.parametrize("name", [*SIGNATURES, *(f"max.{path}" for path in PATHS)])
+@each("name", [*SIGNATURES, *(f"max.{path}" for path in PATHS)])
 def test_the_page_has_a_name_of_the_documents(name: str) -> None:
     assert name in BY_NAME
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, signature in SIGNATURES.items() if signature is not None]
-)
+@each("name", [name for name, signature in SIGNATURES.items() if signature is not None])
 def test_a_signature_on_the_page_is_that_of_the_documents(name: str) -> None:
     assert split(BY_NAME[name].signature) == split(SIGNATURES[name] or "")
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, signature in SIGNATURES.items() if signature is not None]
-)
+@each("name", [name for name, signature in SIGNATURES.items() if signature is not None])
 def test_our_signature_is_that_of_the_documents(name: str) -> None:
     require_signature(name, SIGNATURES[name] or "")
 
 
-@pytest.mark.parametrize("path", PATHS)
+@each("path", PATHS)
 def test_a_documented_path_is_ours_or_the_page_says_where_it_is(path: str) -> None:
     ours = BY_NAME[f"max.{path}"].ours
     assert ours == f"weightctl.{path}"
@@ -168,14 +167,12 @@ def test_the_lines_that_export_a_state_run_as_they_are_written(tmp_path: Path) -
 _EXPORTS = ("torch.from_dlpack(value) for", "np.asarray(value) for")
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.documented)
+@each("line", LINES, ids=lambda line: line.documented)
 def test_a_name_leads_to_ours(line: Line) -> None:
     assert found(line.ours) is not None
 
 
-@pytest.mark.parametrize(
-    "line", [line for line in LINES if line.signature], ids=lambda line: line.documented
-)
+@each("line", [line for line in LINES if line.signature], ids=lambda line: line.documented)
 def test_a_signature_of_the_page_is_ours(line: Line) -> None:
     require_signature(line.documented, line.signature)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, WeightData, convert, open_weights
 from weightctl.errors import ArgumentTypeError, EncodingError
@@ -46,15 +47,15 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> WeightData:
     return open_weights(path).w.weight.data()
 
 
-@pytest.mark.parametrize("made", [data_of(), data_of().to_buffer()], ids=["data", "buffer"])
-@pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+@each("made", [data_of(), data_of().to_buffer()], ids=["data", "buffer"])
+@each("number", range(len(FUNCTIONS)))
 def test_a_function_gives_what_it_gives_of_the_array(number: int, made: Any) -> None:
     found, expected = FUNCTIONS[number](made), FUNCTIONS[number](NUMBERS)
     assert type(found) is type(expected)
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+@each("number", range(len(FUNCTIONS)))
 def test_no_function_takes_the_bytes_of_blocks_for_numbers(number: int, blocks: WeightData) -> None:
     with pytest.raises(
         EncodingError, match="is stored in Q8_0 blocks, so its bytes are not its elements"
@@ -70,8 +71,8 @@ def test_the_bytes_of_blocks_and_their_outline_are_there_for_who_asks(blocks: We
     assert abs(float(np.mean(blocks.astype("float32")))) < 0.1
 
 
-@pytest.mark.parametrize("act", OPERATORS, ids=lambda act: act.__name__)
-@pytest.mark.parametrize("made", [data_of(), data_of().to_buffer()], ids=["data", "buffer"])
+@each("act", OPERATORS, ids=lambda act: act.__name__)
+@each("made", [data_of(), data_of().to_buffer()], ids=["data", "buffer"])
 def test_an_operator_takes_arrays_numbers_and_tensors_on_either_side(act: Any, made: Any) -> None:
     for other in (OTHER, 2, np.float32(2), data_of(OTHER), data_of(OTHER).to_buffer()):
         plain = np.asarray(other) if isinstance(other, WeightData | Buffer) else other

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from each import each
 from lazy import torch
 from weightctl import DType, WeightData, nn
 from weightctl.engine import InferenceSession
@@ -53,7 +54,7 @@ SAME: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), SAME)
+@each(("ours", "theirs"), SAME)
 def test_a_habit_gives_what_it_gives_in_torch(
     ours: Callable[[Any], Any], theirs: Callable[[Any], Any]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import weightctl
 from build import safetensors_of
+from each import each
 from lazy import torch
 from weightctl import (
     Checkpoint,
@@ -148,12 +149,12 @@ def test_a_node_without_a_tensor_lacks_what_only_tensors_have(name: str) -> None
             np.shape(node)
 
 
-@pytest.mark.parametrize(
+@each(
     "function",
     [np.sum, np.mean, np.max, np.min, np.std, np.any, np.all, np.prod, np.squeeze, np.ndim, np.size,
      np.shape, np.abs, np.transpose, np.linalg.norm, np.argmax],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@each("kind", ["F32", "Q8_0"])
 def test_a_function_of_numpy_takes_the_node_of_a_tensor(
     function: Any, kind: str, tmp_path: Path
 ) -> None:

@@ -266,7 +266,7 @@ def killed_saves() -> Generator[KilledSaves, None, None]:
 # seconds; from `weightctl.__main__.main` on, each is the same as a command in a shell.
 
 _PROGRAM_strikes = """
-import json, os, signal, sys, time, traceback
+import functools, json, os, signal, sys, time, traceback
 import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
 import weightctl.cli.edit, weightctl.editing.edit, weightctl.storage.completing_edits
 import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels._native
@@ -277,7 +277,13 @@ limit = int(sys.argv[2])
 if sys.argv[1]:
     journal.BEGIN_AFTER = float(sys.argv[1])
 if sys.argv[3]:
-    from weightctl.storage.remote import s3_uploads, upload
+    # The clients of stores take half a second to import, and boto3's description of S3 0.1 s.
+    import obstore.store, weightctl.storage.remote.store
+    from weightctl.storage.remote import azure_uploads, gcs_uploads, s3_uploads, upload
+    from botocore import loaders
+    read_once = functools.cache(loaders.JSONFileLoader().load_file)
+    loaders.JSONFileLoader.load_file = lambda _, path: read_once(path)
+    s3_uploads.connect("http://localhost:9", is_signed=False, region="us-east-1")
     upload.PART = s3_uploads.PartUploads.least_part = s3_uploads.S3Uploads.least_part = int(
         sys.argv[3]
     )

@@ -134,7 +134,7 @@ def test_what_other_tools_changed_in_a_gguf_counts_more_than_what_was_remembered
     assert config["eos_token"] == "<mask>"
 
 
-@pytest.mark.parametrize("name", PRES)
+@each("name", PRES)
 def test_every_name_of_a_rule_leads_to_the_rule_and_back(name: str) -> None:
     rule = PRES[name].rule
     document = {
@@ -144,7 +144,7 @@ def test_every_name_of_a_rule_leads_to_the_rule_and_back(name: str) -> None:
     assert parse(document, "tokenizer.json") == rule
 
 
-@pytest.mark.parametrize("name", PRES)
+@each("name", PRES)
 def test_the_library_takes_every_rule(name: str) -> None:
     reference = json.loads(made().to_str())
     reference["pre_tokenizer"] = to_pre_tokenizer(PRES[name].rule)
@@ -325,7 +325,7 @@ def test_the_fixtures_tokenizer_is_the_same_after_gguf(tiny_llama: Path, tmp_pat
     assert after == before
 
 
-@pytest.mark.parametrize(
+@each(
     "edit",
     [
         lambda document: document.pop("model"),

@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import family_tokenizers as families
+from each import each
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory
@@ -79,7 +80,7 @@ def document(name: str = "") -> str:
     return tokenizer.to_str()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_pre_tokenizer_splits_text_as_llama_cpp_does(name: str, tmp_path: Path) -> None:
     pre = PRES[name]
     made: dict[str, Any] = json.loads(document(name if name in OF_OWN_PIECES else ""))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from each import each
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import Tokenizer, from_metadata, to_documents, to_metadata
 from weightctl.weights.metadata import MetadataValue, is_type
@@ -56,7 +57,7 @@ def test_an_id_that_means_none_is_none(none: int) -> None:
     assert tokenizer.special == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value"),
     [
         ("tokenizer.ggml.bos_token_id", MetadataValue("u32", 2)),

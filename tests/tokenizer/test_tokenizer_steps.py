@@ -23,6 +23,7 @@ from tokenizers import (
 )
 
 import family_tokenizers as families
+from each import each
 from sentencepiece_files import TEXTS, charsmap, pieces
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
@@ -137,8 +138,8 @@ def test_every_kind_of_the_library_is_listed(module: Any, known: set[str]) -> No
     assert kinds - ABSTRACT == known
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
+@each("model", MODELS)
+@each(
     ("part", "kind"),
     [("normalizer", kind) for kind in NORMALIZERS]
     + [("pre_tokenizer", kind) for kind in PRE_TOKENIZERS],
@@ -174,8 +175,8 @@ def test_a_step_before_the_model_is_kept_or_noted_or_refused(
     assert back[part] == document[part]
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", DECODERS)
+@each("model", MODELS)
+@each("kind", DECODERS)
 def test_a_decoder_is_usual_or_noted(kind: str, model: str, tmp_path: Path) -> None:
     step, outcomes = DECODERS[kind]
     outcome = outcomes.get(model, NOTED)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from each import each
 from lazy import load_file, save_file, transformers
 from multimodal import make_multimodal
 from once import once, shared
@@ -49,7 +50,7 @@ def refused(error: type[WeightctlError], text: str, *arguments: Any, **options: 
         convert(*arguments, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "changes", "text"),
     [
         (QWEN_2, {"mlp_ratio": 3}, "another ratio"),
@@ -107,8 +108,8 @@ def test_a_config_of_an_older_version_of_transformers_is_read(models: Path, tmp_
     del document["vision_config"]["rope_parameters"]
     (copy / "config.json").write_text(json.dumps(document))
     made: list[bytes] = []
-    for each in (model, copy):
-        convert(each, tmp_path / "t.gguf", mmproj=tmp_path / "m.gguf", force=True,
+    for source in (model, copy):
+        convert(source, tmp_path / "t.gguf", mmproj=tmp_path / "m.gguf", force=True,
                 metadata={"general.name": "x", "general.basename": "x"})  # fmt: skip
         header = header_of(open_weights(tmp_path / "m.gguf"))
         assert header.metadata["clip.vision.n_wa_pattern"].content == 2

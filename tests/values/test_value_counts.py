@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from each import each
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active
@@ -53,8 +54,8 @@ def statistics_of(held: Held) -> Statistics:
     return counts.statistics()
 
 
-@pytest.mark.parametrize("encoding", [*PLAIN, "Q8_0", "Q4_K"])
-@pytest.mark.parametrize("name", VALUES)
+@each("encoding", [*PLAIN, "Q8_0", "Q4_K"])
+@each("name", VALUES)
 def test_statistics_are_those_of_the_stored_values(name: str, encoding: str) -> None:
     values = VALUES[name][: VALUES[name].size // 256 * 256]
     held = Held(values, encoding)

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import Gguf, Tensor, safetensors_of
+from each import each
 from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, Shape, WeightData, open_weights
 from weightctl.codecs.scalar import numpy_dtype
@@ -77,7 +78,7 @@ def test_an_array_gives_dtype_and_shape() -> None:
     assert repr(data) == "WeightData('layer.weight', DType.float16, [5, 10])"
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "shape"),
     [(d, s) for d in DType for s in [(), (0,), (2,), (3, 2, 2)] if d.encoding.fits(s)],
     ids=str,
@@ -139,7 +140,7 @@ def test_a_buffer_of_the_wrong_length_is_refused() -> None:
         Buffer(memoryview(bytes(15)), DType.float32, (2, 2))
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.value)
+@each("dtype", DType, ids=lambda d: d.value)
 def test_a_buffer_can_be_pickled_and_copied(dtype: DType) -> None:
     buffer = data_of([1, 0], dtype).to_buffer()
     for twin in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
@@ -156,7 +157,7 @@ def test_numpy_sees_the_numbers() -> None:
         np.asarray(data, np.float64, copy=False)
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.value)
+@each("dtype", DType, ids=lambda d: d.value)
 def test_astype_to_its_own_dtype_is_the_data_itself(dtype: DType) -> None:
     data = data_of([1, 1], dtype)
     assert data.astype(dtype) is data
@@ -219,8 +220,8 @@ def test_a_number_that_is_not_a_scale_cannot_become_float8_e8m0fnu(number: float
         data_of([1, number]).astype(DType.float8_e8m0fnu)
 
 
-@pytest.mark.parametrize("source", [d for d in DType if d.is_integer], ids=str)
-@pytest.mark.parametrize("target", [d for d in DType if d.is_float], ids=str)
+@each("source", [d for d in DType if d.is_integer], ids=str)
+@each("target", [d for d in DType if d.is_float], ids=str)
 def test_integers_become_floats(source: DType, target: DType) -> None:
     assert values(data_of([1, 2, 4, 4], source).astype(target)) == [1, 2, 4, 4]
 
@@ -230,8 +231,8 @@ def test_truth_values_become_numbers() -> None:
     assert values(data_of([0, 1], DType.bool).astype(DType.int16)) == [0, 1]
 
 
-@pytest.mark.parametrize("source", [d for d in DType if d.is_float], ids=str)
-@pytest.mark.parametrize("target", [DType.int8, DType.uint64, DType.bool], ids=str)
+@each("source", [d for d in DType if d.is_float], ids=str)
+@each("target", [DType.int8, DType.uint64, DType.bool], ids=str)
 def test_floats_become_integers_and_truth_values_as_in_numpy(source: DType, target: DType) -> None:
     data = data_of([1, 4], source)
     assert values(data.astype(target)) == data.to_numpy().astype(target.value).tolist()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from each import each
 from lazy import torch
 from weightctl import Buffer, DType, QuantizationEncoding, WeightData
 from weightctl.codecs.scalar import numpy_dtype
@@ -17,7 +18,7 @@ from weightctl.errors import EncodingError
 # Torch has every DType; it stores float4 as pairs, which have no DLPack code.
 EXPORTED = [d for d in DType if d is not DType.float4_e2m1fn]
 IN_NUMPY = [d for d in EXPORTED if numpy_dtype(d).isbuiltin == 1]
-each_dtype = pytest.mark.parametrize("dtype", EXPORTED, ids=lambda d: d.value)
+each_dtype = each("dtype", EXPORTED, ids=lambda d: d.value)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_numpy_takes_its_own_types_without_a_copy_and_may_write(dtype: DType) ->
 
 
 @each_dtype
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 1, 3)], ids=str)
+@each("shape", [(), (0,), (3, 0, 2), (1,), (2, 1, 3)], ids=str)
 def test_scalars_and_empty_tensors_go_out(dtype: DType, shape: tuple[int, ...]) -> None:
     buffer, _ = buffer_of(dtype, shape)
     assert torch.from_dlpack(buffer).shape == shape
@@ -142,7 +143,7 @@ def test_arrays_that_run_backwards_come_in(view: Any) -> None:
     assert np.array_equal(Buffer.from_dlpack(array).to_numpy(), array)
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda d: d.value)
+@each("dtype", DType, ids=lambda d: d.value)
 def test_numpy_arrays_of_every_dtype_come_in_without_a_copy(dtype: DType) -> None:
     array = np.zeros((2, 4), numpy_dtype(dtype))
     buffer = Buffer.from_dlpack(array)

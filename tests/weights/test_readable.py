@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from build import F32, Gguf, Tensor, entry, safetensors, safetensors_of
+from each import each
 from lazy import torch
 from weightctl.cli import app
 from weightctl.errors import EncodingError, WeightctlError
@@ -53,8 +54,8 @@ def test_an_unknown_dtype_is_listed_as_that(folder: Path, word: str) -> None:
     assert f'unknown dtype "{word}"' in done.output
 
 
-@pytest.mark.parametrize("command", [*READING, *OTHER_READING])
-@pytest.mark.parametrize("word", ["w", "", "f32"])
+@each("command", [*READING, *OTHER_READING])
+@each("word", ["w", "", "f32"])
 def test_what_reads_an_unknown_dtype_refuses_it(folder: Path, command: str, word: str) -> None:
     (folder / "a").write_bytes(safetensors_of({"x": SIXTEEN, "u": (word, (4,), bytes(16))}))
     done = ran(folder, command)

@@ -95,7 +95,7 @@ def test_a_signal_at_a_random_moment_leaves_the_old_output_or_the_new(
 
 
 @pytest.mark.parametrize(("calls", "step"), usual([("names", 40)], [
-    ("names", 40), ("names", 7), ("locks", 120), ("locks", 7),
+    ("names", 40), ("names", 11), ("locks", 120), ("locks", 17),
 ]))  # fmt: skip
 def test_ctrl_c_at_some_calls_ends_the_run_at_once(
     scratch: Path, struck: Strikes, calls: str, step: int

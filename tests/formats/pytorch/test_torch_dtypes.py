@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch_checkpoints import FORMS, assert_same, contents_of, saved
 
+from each import each
 from lazy import torch
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
@@ -60,8 +61,8 @@ def views(name: str) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PLAIN)
+@each("form", FORMS)
+@each("name", PLAIN)
 def test_views_of_every_dtype_are_read_as_torch_reads_them(
     tmp_path: Path, name: str, form: str
 ) -> None:
@@ -77,13 +78,13 @@ def test_views_of_every_dtype_are_read_as_torch_reads_them(
 def test_any_part_of_a_view_is_read_by_itself(tmp_path: Path, name: str) -> None:
     weights = saved(tmp_path / "views.pt", views(name))
     whole = contents_of(weights)
-    for each, info in weights.header.tensors.items():
+    for tensor, info in weights.header.tensors.items():
         width, size = info.encoding.size, info.nbytes
         for start in range(0, size, width * 7):
             for stop in {min(start + width * step, size) for step in (1, 5, 13, 100)}:
                 part = bytearray(stop - start)
-                weights.source.read_into(each, start, memoryview(part))
-                assert part == whole[each][2][start:stop], (each, start, stop)
+                weights.source.read_into(tensor, start, memoryview(part))
+                assert part == whole[tensor][2][start:stop], (tensor, start, stop)
 
 
 def test_a_tensor_of_many_dimensions_in_any_order_is_read(tmp_path: Path) -> None:

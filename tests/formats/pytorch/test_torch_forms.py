@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 from torch_checkpoints import FORMS, PROTOCOLS, assert_same, saved, state
 
+from each import each
 from lazy import torch
 from weightctl import open_weights
 
@@ -139,9 +140,9 @@ def test_a_torchscript_archive_has_the_names_of_its_state_dict(tmp_path: Path, h
 # Devices.
 
 
-@pytest.mark.parametrize("place", ["cuda:0", "cuda:13", "mps", "xpu:1", "privateuseone:0", "hpu"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("protocol", [0, 2, 4])
+@each("place", ["cuda:0", "cuda:13", "mps", "xpu:1", "privateuseone:0", "hpu"])
+@each("form", FORMS)
+@each("protocol", [0, 2, 4])
 def test_the_device_that_a_tensor_was_on_does_not_matter(
     tmp_path: Path, form: str, protocol: int, place: str
 ) -> None:

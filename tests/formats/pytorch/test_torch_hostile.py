@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from each import each
 from lazy import torch
 from payloads import assert_cheap, assert_one_error, measured
 from weightctl import open_weights
@@ -133,7 +134,7 @@ def test_a_file_that_is_cut_states_about_how_many_bytes_are_missing(tmp_path: Pa
     assert int(missing) == pytest.approx(len(raw) - 4000, rel=0.1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
     case = CASES[name]
     with pytest.raises(FormatError) as caught:
@@ -145,11 +146,11 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
     assert error.hint
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_refusing_a_file_takes_little_time_and_memory(name: str, figures: dict[str, Any]) -> None:
     assert_cheap(figures[name])
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
     assert_one_error(figures[name])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import pytest
 from torch_checkpoints import FORMS, assert_same, here, look, saved
 
+from each import each
 from lazy import torch
 from weightctl import open_weights
 
@@ -204,8 +205,8 @@ EXPECTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [*FORMS, "pickle"])
-@pytest.mark.parametrize("protocol", range(6))
+@each("form", [*FORMS, "pickle"])
+@each("protocol", range(6))
 def test_tensors_in_objects_of_any_class_are_read(tmp_path: Path, form: str, protocol: int) -> None:
     content, path = objects(), tmp_path / "objects.pt"
     for name in ("slotted", "slots", "keyed", "setter", "ellipsis"):

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from each import each
 from payloads import CONTAINERS, PAYLOAD, TRICKS, ran
 from weightctl.formats.pickles import memory
 from weightctl.formats.scanning import scan, scan_file, sources
@@ -164,7 +165,7 @@ def is_clean(path: Path, raw: bytes) -> bool:
     )
 
 
-@pytest.mark.parametrize("outer", CONTAINERS)
+@each("outer", CONTAINERS)
 def test_no_two_containers_hide_a_payload(outer: str, tmp_path: Path) -> None:
     for inner in CONTAINERS:
         raw = CONTAINERS[inner].wrap(TRICKS["a call"])
