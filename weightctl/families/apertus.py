@@ -17,7 +17,7 @@ from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, Exactly, Real
 from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.rope_factors import rope_factors, with_llama3
+from weightctl.families.rope_factors import LLAMA3_LINES
 from weightctl.families.rope_keys import ROPE_FACTORS, standard
 from weightctl.text.untyped import is_sequence
 
@@ -100,7 +100,7 @@ _LINES = adapt(
         "attention.k_norm": {},
         "mlp_norm": "feedforward_layernorm",
         "mlp.gate": None,
-        "rope_factors": {"made": rope_factors, "add_fields": with_llama3},
+        **LLAMA3_LINES,
     },
 )
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Fields
 
 _DENSE, _SPARSE = "dense", "sparse"
+# What transformers calls the layers now, and what it called them.
+_KINDS = ("indexed_attention", "deepseek_sparse_attention")
 _EVERY = "other kinds of attention are not supported in this family"
 
 INDEXED_DECODER = (
@@ -58,7 +60,7 @@ INDEXER_KEYS = (
         hugging_face="index_head_dim"),
     Key(field="indexer_used", kind=SIZE, default=2048, gguf="{arch}.attention.indexer.top_k",
         hugging_face="index_topk"),
-    Key(field="layer_kinds", kind=LayersAlike(_EVERY, "indexed_attention"), default=None,
+    Key(field="layer_kinds", kind=LayersAlike(_EVERY, _KINDS), default=None,
         hugging_face="layer_types", written=False),
 )  # fmt: skip
 

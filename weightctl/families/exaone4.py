@@ -15,7 +15,8 @@ from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS, SIZE, OrNone
 from weightctl.families.layers import ONES, every_but
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.rope_keys import standard
+from weightctl.families.rope_factors import LLAMA3_LINES
+from weightctl.families.rope_keys import ROPE_FACTORS, standard
 from weightctl.families.windowed_layers import LOCAL, WORDS, mark_windowed_layers, pattern_keys
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ FAMILY = Family(
     names=adapt(
         DECODER,
         {
+            **LLAMA3_LINES,
             "attention_norm": None,
             "attention.q_norm": {},
             "attention.k_norm": {},
@@ -114,6 +116,7 @@ FAMILY = Family(
     ),
     keys=with_keys(
         DECODER_KEYS,
+        ROPE_FACTORS,
         Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=_window,
             gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
         replace(_PATTERN, gguf_default=_find_pattern),

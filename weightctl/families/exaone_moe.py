@@ -31,6 +31,8 @@ from weightctl.families.kinds import SIZE
 from weightctl.families.layers import ONES, LayerChoice, from_layer, window_keys
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
+from weightctl.families.rope_factors import LLAMA3_LINES
+from weightctl.families.rope_keys import ROPE_FACTORS
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ FAMILY = Family(
     keeps_window=True,
     names=with_mtp_lines(
         expert_lines(
-            adapt(DECODER, {"attention.q_norm": {}, "attention.k_norm": {}}),
+            adapt(DECODER, {**LLAMA3_LINES, "attention.q_norm": {}, "attention.k_norm": {}}),
             dense=True,
             more={
                 "mlp.correction": "e_score_correction_bias",
@@ -95,6 +97,7 @@ FAMILY = Family(
     keys=expert_keys(
         with_keys(
             mtp_keys(DECODER_KEYS, "num_nextn_predict_layers", most=1),
+            ROPE_FACTORS,
             *window_keys(4, pattern=True)[1:],
             # Without a window, transformers and llama.cpp differ in which layers have RoPE.
             Key(field="sliding_window", kind=SIZE, default=4096,

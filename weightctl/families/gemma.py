@@ -10,7 +10,7 @@ from weightctl.families.decoder_keys import check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.gemma2 import GEMMA_KEYS, ROPE, SCALING
 from weightctl.families.keys import Key
-from weightctl.families.kinds import ACTIVATION, FLAG
+from weightctl.families.kinds import ACTIVATION, FLAG, Choice
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
@@ -41,8 +41,10 @@ FAMILY = Family(
     ),
     keys=with_keys(
         (*GEMMA_KEYS, *SCALING, *ROPE),
-        Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"),
-            default="gelu_tanh", gguf_default="gelu_tanh", hugging_face="hidden_act"),
+        # Releases say `gelu` and mean the one with tanh, as transformers has it.
+        Key(field="activation", gguf_default="gelu_tanh", default="gelu_tanh",
+            kind=Choice({"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION.meanings,
+                         "gelu": "gelu_tanh"}), hugging_face="hidden_act"),
         Key(field="tied", kind=FLAG, default=True, gguf_default=True,
             hugging_face="tie_word_embeddings"),
     ),

@@ -88,7 +88,7 @@ FAMILY = Family(
         with_keys(
             mtp_keys(DECODER_KEYS, "num_nextn_predict_layers"),
             Key(field="head_dim", kind=SIZE, default=_head_dim, gguf_default=_head_dim,
-                gguf="{arch}.attention.key_length", hugging_face="head_dim"),
+                gguf="{arch}.attention.key_length", hugging_face="head_dim", written=True),
             BIASES[0],
             PARTIAL_ROPE,
             Key(field="qk_norm", kind=FlagMeaning("head"), default=None, gguf_default=None,

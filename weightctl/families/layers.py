@@ -110,14 +110,14 @@ class LayerOnes(NamedTuple):
 
 
 class LayersAlike(NamedTuple):
-    """A list of layer types that must all be `word`; `reason` says why."""
+    """A list of layer types that must all be one of `words`; `reason` says why."""
 
     reason: str
-    word: str = GLOBAL
+    words: tuple[str, ...] = (GLOBAL,)
 
     def read(self, content: object) -> None:
         """Return None, because no layer differs."""
-        if not is_sequence(content) or any(word != self.word for word in content):
+        if not is_sequence(content) or any(word not in self.words for word in content):
             raise ValueError(f"is {show_value(content)}: {self.reason}")
 
     @property

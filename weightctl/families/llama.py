@@ -22,7 +22,7 @@ from weightctl.families.kinds import show_value
 from weightctl.families.layer_rope import object_of
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.multimodal import TOWER_TENSORS
-from weightctl.families.rope_factors import rope_factors, with_llama3
+from weightctl.families.rope_factors import LLAMA3_LINES
 from weightctl.families.rope_keys import ROPE_FACTORS, standard_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ FAMILY = Family(
     ),
     names=adapt(
         DECODER,
-        {**ROPE_ROWS, "rope_factors": {"made": rope_factors, "add_fields": with_llama3}},
+        {**ROPE_ROWS, **LLAMA3_LINES},
     ),
     keys=with_keys(
         DECODER_KEYS,

@@ -19,7 +19,7 @@ from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, Real, WholeNumb
 from weightctl.families.layer_rope import object_of
 from weightctl.families.layers import ONES, FlagMeaning, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.rope_factors import rope_factors, with_llama3
+from weightctl.families.rope_factors import LLAMA3_LINES
 from weightctl.families.rope_keys import ROPE_FACTORS, standard
 from weightctl.text.untyped import is_list
 
@@ -143,7 +143,7 @@ FAMILY = Family(
                 "mlp.gate": "feed_forward.gate_proj",
                 "mlp.up": "feed_forward.up_proj",
                 "mlp.down": "feed_forward.down_proj",
-                "rope_factors": {"made": rope_factors, "add_fields": with_llama3},
+                **LLAMA3_LINES,
             },
         ),
         "feed_forward.",

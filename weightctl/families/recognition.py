@@ -51,7 +51,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
         read = from_gguf(family, metadata, tensors, where)
         return _checkpoint(weights, family, read, where)
     where, document = read_config(header_of(weights)) if config is None else _check_config(config)
-    family = _of_type(weights, document, where)
+    family = find_typed_family(weights, document, where)
     read = from_hugging_face(family, document, where)
     return _checkpoint(weights, family, read, where, document)
 
@@ -135,7 +135,11 @@ def _of_name(weights: Checkpoint, where: str) -> Family:
     return found
 
 
-def _of_type(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
+def find_typed_family(weights: Checkpoint, document: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a config.json's `model_type`; the tensors only decide about hints.
+
+    Raises `UnknownArchitectureError` if the family is not supported.
+    """
     found = document.get(MODEL_TYPE)
     lines = [line for line in FAMILIES.values() if found in line.model_types]
     text: Any = document.get("text_config")

@@ -163,6 +163,10 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     values = found.pop("value_dim", width)
     if any(each != width for each in (values if is_list(values) else [values])):
         raise ValueError("values of another size than the hidden size are not supported")
+    # The model only reads the number of heads if their size is null: releases state 32 everywhere.
+    heads = found.pop("num_heads", None)
+    if heads is not None and document.get("head_dim", heads) is None:
+        found["head_dim"] = SIZE.read(width) // HEADS.read(heads)
     return found
 
 

@@ -6,7 +6,6 @@ Names and keys: transformers' `modeling_mamba.py` and `modeling_mamba2.py`; llam
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.changes import MINUS_EXP
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
 
+# Close to the largest number of float32: no step is limited by more.
+_LARGEST = 3.4e38
 _UNLIMITED = "llama.cpp does not limit the steps of state space models"
 _BIAS = "llama.cpp has no biases in the projections of state space models"
 _KERNEL_BIAS = "llama.cpp needs the bias of the convolution"
@@ -62,7 +63,7 @@ class Unlimited(NamedTuple):
         most = content[1]
         if is_object(most):  # as transformers writes numbers that JSON does not have
             most = most.get("__float__")
-        if most not in (inf, "Infinity"):
+        if most != "Infinity" and not (isinstance(most, int | float) and most > _LARGEST):
             raise ValueError(f"is {show_value(content)}: {_UNLIMITED}")
 
     @property
@@ -92,7 +93,8 @@ def find_expansion(fields: Fields) -> str | None:
 def _expansion_keys(prefix: str) -> tuple[Key, ...]:
     return (
         Key(field="ssm_inner", kind=SIZE, gguf="{arch}.ssm.inner_size"),
-        Key(field="ssm_expand", kind=WholeNumber(1, 64), default=2,
+        # Falcon Mamba 7B states 16, and a width of 2 x: only the width counts.
+        Key(field="ssm_expand", kind=WholeNumber(1, 64), default=2, is_in_weights=True,
             gguf_default=quotient("ssm_inner", "hidden"), hugging_face=f"{prefix}expand"),
         Key(field="ssm_inner", kind=SIZE, default=_find_inner),
     )  # fmt: skip
