@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 _PAGE = ROOT / "docs" / "architecture.md"
-_FILE = re.compile(r"`([\w/]+\.py)`")
+_FILE = re.compile(r"`([\w/]+\.(?:py|toml))`")
 # Runs commands, and programs after `-c`, one after the other: each line of stdin is one.
 _PROGRAM = """
 import contextlib, io, json, sys

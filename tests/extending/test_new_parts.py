@@ -113,37 +113,23 @@ def test_a_command_is_a_module_and_a_line(extended: ExtendedPackage, tiny_llama:
 # A family takes one module and a line: then its models are recognized, converted and run.
 
 # A llama whose parts of the MLP are called w1, w2 and w3.
-FAMILY_MODULE = '''
-"""Toy: a llama with other names."""
+FAMILY_FILE = """
+# Toy: a llama with other names.
+base = "llama"
+standard = "llama"
+checked = ["decoder"]
 
-from dataclasses import replace
+[types.toy]
+class = "ToyForCausalLM"
 
-from weightctl.families.family import ModelType
-from weightctl.families.llama import FAMILY as LLAMA
-
-_NAMES = {"mlp.gate_proj": "mlp.w1", "mlp.up_proj": "mlp.w3", "mlp.down_proj": "mlp.w2"}
-
-
-def _rename(line):
-    name = line.hugging_face
-    for old, new in _NAMES.items():
-        name = name and name.replace(old, new)
-    return replace(line, hugging_face=name)
-
-
-FAMILY = replace(
-    LLAMA,
-    name="toy",
-    model_types={"toy": ModelType(class_name="ToyForCausalLM")},
-    names=tuple(map(_rename, LLAMA.names)),
-)
-'''
-IDLE_FAMILY = FAMILY_MODULE.replace("toy", "idle").replace(
-    "    names=tuple", '    module="",\n    names=tuple'
-)
+[tensors]
+"mlp.gate" = "mlp.w1"
+"mlp.up" = "mlp.w3"
+"mlp.down" = "mlp.w2"
+"""
+IDLE_FAMILY = 'module = ""\n' + FAMILY_FILE.replace("toy", "idle")
 FAMILY_LINE = Line(
-    '    "toy": FamilyLine("weightctl.families.toy", "toy", ("toy",)),',
-    before='"bert", ("bert",)),',
+    '    "toy": FamilyLine("toy.toml", "toy", ("toy",)),', before='"bert", ("bert",)),'
 )
 IDLE_LINE = Line(FAMILY_LINE.text.replace("toy", "idle"), before=FAMILY_LINE.before)
 FAMILY_RULES = r"""
@@ -185,7 +171,7 @@ def make_toy(
     return toy
 
 
-def test_a_family_is_one_module_and_a_line(
+def test_a_family_is_one_file_and_a_line(
     extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
 ) -> None:
     toy = make_toy(extended, tiny_llama, tmp_path)
@@ -510,9 +496,9 @@ RECIPES = (
     ("a codec", "w8", {"codecs/w8.py": CODEC_MODULE}, CODEC_LINES, 2),
     ("a command", "count", {"cli/count.py": COMMAND_MODULE},
      {"cli/__init__.py": [COMMAND_LINE]}, 1),
-    ("a family", "toy", {"families/toy.py": FAMILY_MODULE},
+    ("a family", "toy", {"families/tables/toy.toml": FAMILY_FILE},
      {"families/__init__.py": [FAMILY_LINE]}, 1),
-    ("a family", "idle", {"families/idle.py": IDLE_FAMILY},
+    ("a family", "idle", {"families/tables/idle.toml": IDLE_FAMILY},
      {"families/__init__.py": [IDLE_LINE]}, 1),
     ("a format", "tiny", {"formats/tiny.py": FORMAT_MODULE},
      {"formats/__init__.py": [FORMAT_LINE]}, 1),

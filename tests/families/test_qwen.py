@@ -18,9 +18,6 @@ from weightctl import convert, open_weights, shard
 from weightctl.errors import ArchitectureError, TensorSplitError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.phi3 import FAMILY as PHI
-from weightctl.families.qwen2 import FAMILY as QWEN2
-from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.nn.models import build_network
 from weightctl.weights import WeightData
@@ -33,6 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.families import RecognizedModel
+
+PHI = FAMILIES["phi3"].load()
+QWEN2 = FAMILIES["qwen2"].load()
+QWEN3 = FAMILIES["qwen3"].load()
 
 
 DENSE = {"qwen2": QWEN2, "qwen3": QWEN3}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.system.registry import load, load_on_use
@@ -17,23 +19,33 @@ __all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "recognize"]
 class FamilyLine(NamedTuple):
     """An entry of the table of families, by which only the family that is needed is imported.
 
-    - `module`: the Python module whose `FAMILY` is the `Family`.
+    - `source`: the file in `families/tables/` that describes the family, or the Python module whose
+      `FAMILY` it is.
     - `gguf`: the value of GGUF's `general.architecture`, which several families can share.
     - `model_types`: the values of `model_type` in config.json. If several families have the same
       one, the `model_type` of the text model (`text_config`) decides between them.
     """
 
-    module: str
+    source: str
     gguf: str
     model_types: tuple[str, ...]
 
     def load(self) -> Family:
-        """Import the family."""
-        return cast("Family", load(f"{self.module}:FAMILY"))
+        """Read or import the family."""
+        if self.source.endswith(".toml"):
+            return _read_table(self.source)
+        return cast("Family", load(f"{self.source}:FAMILY"))
 
 
-# To add a family, add a line here and a module: `families/llama.py` lists the names of its tensors,
-# the keys of its config, and the blocks of its models. No other code names the family. The first
+@cache
+def _read_table(name: str) -> Family:
+    from weightctl.families.family_files import read_family
+
+    return read_family(Path(__file__).parent / "tables" / name, lambda base: FAMILIES[base].load())
+
+
+# To add a family, add a line here and a file in `tables/`: it lists the names of its tensors, the
+# keys of its config, and the blocks of its models. No other code names the family. The first
 # ten lines are the oldest families; the others are in alphabetical order.
 FAMILIES: dict[str, FamilyLine] = {
     "llama": FamilyLine(
@@ -42,20 +54,20 @@ FAMILIES: dict[str, FamilyLine] = {
         ("llama", "mistral", "internlm3", "idefics3", "smolvlm", "llava", "internvl", "voxtral"),
     ),
     "bert": FamilyLine("weightctl.families.bert", "bert", ("bert",)),
-    "gpt2": FamilyLine("weightctl.families.gpt2", "gpt2", ("gpt2",)),
+    "gpt2": FamilyLine("gpt2.toml", "gpt2", ("gpt2",)),
     "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
     "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
     "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "qwen2": FamilyLine(
-        "weightctl.families.qwen2", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
+        "qwen2.toml", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
     ),
-    "qwen3": FamilyLine("weightctl.families.qwen3", "qwen3", ("qwen3", "internvl")),
-    "phi3": FamilyLine("weightctl.families.phi3", "phi3", ("phi3",)),
+    "qwen3": FamilyLine("qwen3.toml", "qwen3", ("qwen3", "internvl")),
+    "phi3": FamilyLine("phi3.toml", "phi3", ("phi3",)),
     "mixtral": FamilyLine("weightctl.families.mixtral", "llama", ("mixtral",)),
     "qwen3moe": FamilyLine("weightctl.families.qwen3moe", "qwen3moe", ("qwen3_moe", "internvl")),
     "afmoe": FamilyLine("weightctl.families.afmoe", "afmoe", ("afmoe",)),
     "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
-    "arcee": FamilyLine("weightctl.families.arcee", "arcee", ("arcee",)),
+    "arcee": FamilyLine("arcee.toml", "arcee", ("arcee",)),
     "bailingmoe": FamilyLine("weightctl.families.bailingmoe", "bailingmoe", ("bailing_moe",)),
     "bamba": FamilyLine("weightctl.families.bamba", "granitehybrid", ("bamba",)),
     "bitnet": FamilyLine("weightctl.families.bitnet", "bitnet", ("bitnet",)),
@@ -71,11 +83,11 @@ FAMILIES: dict[str, FamilyLine] = {
     "deepseek_v4": FamilyLine("weightctl.families.deepseek_v4", "deepseek4", ("deepseek_v4",)),
     "distilbert": FamilyLine("weightctl.families.distilbert", "bert", ("distilbert",)),
     "dots1": FamilyLine("weightctl.families.dots1", "dots1", ("dots1",)),
-    "ernie4_5": FamilyLine("weightctl.families.ernie4_5", "ernie4_5", ("ernie4_5",)),
+    "ernie4_5": FamilyLine("ernie4_5.toml", "ernie4_5", ("ernie4_5",)),
     "ernie4_5_moe": FamilyLine(
         "weightctl.families.ernie4_5_moe", "ernie4_5-moe", ("ernie4_5_moe",)
     ),
-    "eurobert": FamilyLine("weightctl.families.eurobert", "eurobert", ("eurobert",)),
+    "eurobert": FamilyLine("eurobert.toml", "eurobert", ("eurobert",)),
     "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
     "exaone_moe": FamilyLine("weightctl.families.exaone_moe", "exaone-moe", ("exaone_moe",)),
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
@@ -88,19 +100,19 @@ FAMILIES: dict[str, FamilyLine] = {
         "gemma4",
         ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
     ),
-    "glm": FamilyLine("weightctl.families.glm", "chatglm", ("glm",)),
-    "glm4": FamilyLine("weightctl.families.glm4", "glm4", ("glm4",)),
+    "glm": FamilyLine("glm.toml", "chatglm", ("glm",)),
+    "glm4": FamilyLine("glm4.toml", "glm4", ("glm4",)),
     "glm4_moe": FamilyLine("weightctl.families.glm4_moe", "glm4moe", ("glm4_moe",)),
     "glm_moe_dsa": FamilyLine("weightctl.families.glm_moe_dsa", "glm-dsa", ("glm_moe_dsa",)),
     "gpt_oss": FamilyLine("weightctl.families.gpt_oss", "gpt-oss", ("gpt_oss",)),
     "gptj": FamilyLine("weightctl.families.gptj", "gptj", ("gptj",)),
     "gptneox": FamilyLine("weightctl.families.gptneox", "gptneox", ("gpt_neox",)),
-    "granite": FamilyLine("weightctl.families.granite", "granite", ("granite",)),
+    "granite": FamilyLine("granite.toml", "granite", ("granite",)),
     "granite4": FamilyLine("weightctl.families.granite4", "granite", ("granitemoehybrid",)),
     "granitehybrid": FamilyLine(
         "weightctl.families.granitehybrid", "granitehybrid", ("granitemoehybrid",)
     ),
-    "granitemoe": FamilyLine("weightctl.families.granitemoe", "granitemoe", ("granitemoe",)),
+    "granitemoe": FamilyLine("granitemoe.toml", "granitemoe", ("granitemoe",)),
     "granitemoeshared": FamilyLine(
         "weightctl.families.granitemoeshared", "granitemoe", ("granitemoeshared",)
     ),
@@ -108,7 +120,7 @@ FAMILIES: dict[str, FamilyLine] = {
         "weightctl.families.hunyuan_dense", "hunyuan-dense", ("hunyuan_v1_dense",)
     ),
     "hunyuan_moe": FamilyLine("weightctl.families.hunyuan_moe", "hunyuan-moe", ("hunyuan_v1_moe",)),
-    "jais2": FamilyLine("weightctl.families.jais2", "jais2", ("jais2",)),
+    "jais2": FamilyLine("jais2.toml", "jais2", ("jais2",)),
     "jamba": FamilyLine("weightctl.families.jamba", "jamba", ("jamba",)),
     "kimi_linear": FamilyLine("weightctl.families.kimi_linear", "kimi-linear", ("kimi_linear",)),
     "lfm2": FamilyLine("weightctl.families.lfm2", "lfm2", ("lfm2",)),
@@ -124,19 +136,19 @@ FAMILIES: dict[str, FamilyLine] = {
     "mistral4": FamilyLine("weightctl.families.mistral4", "mistral4", ("mistral4", "mistral3")),
     "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("weightctl.families.mpt", "mpt", ("mpt",)),
-    "nemotron": FamilyLine("weightctl.families.nemotron", "nemotron", ("nemotron",)),
+    "nemotron": FamilyLine("nemotron.toml", "nemotron", ("nemotron",)),
     "nemotron_h": FamilyLine("weightctl.families.nemotron_h", "nemotron_h", ("nemotron_h",)),
     "nemotron_h_moe": FamilyLine(
         "weightctl.families.nemotron_h_moe", "nemotron_h_moe", ("nemotron_h",)
     ),
     "nomic_bert": FamilyLine("weightctl.families.nomic_bert", "nomic-bert", ("nomic_bert",)),
-    "olmo": FamilyLine("weightctl.families.olmo", "olmo", ("olmo",)),
-    "olmo2": FamilyLine("weightctl.families.olmo2", "olmo2", ("olmo2",)),
+    "olmo": FamilyLine("olmo.toml", "olmo", ("olmo",)),
+    "olmo2": FamilyLine("olmo2.toml", "olmo2", ("olmo2",)),
     "olmo3": FamilyLine("weightctl.families.olmo3", "olmo2", ("olmo3",)),
-    "olmoe": FamilyLine("weightctl.families.olmoe", "olmoe", ("olmoe",)),
-    "phi2": FamilyLine("weightctl.families.phi2", "phi2", ("phi",)),
+    "olmoe": FamilyLine("olmoe.toml", "olmoe", ("olmoe",)),
+    "phi2": FamilyLine("phi2.toml", "phi2", ("phi",)),
     "phimoe": FamilyLine("weightctl.families.phimoe", "phimoe", ("phimoe",)),
-    "qwen2moe": FamilyLine("weightctl.families.qwen2moe", "qwen2moe", ("qwen2_moe",)),
+    "qwen2moe": FamilyLine("qwen2moe.toml", "qwen2moe", ("qwen2_moe",)),
     "qwen2vl": FamilyLine(
         "weightctl.families.qwen2vl",
         "qwen2vl",
@@ -157,11 +169,11 @@ FAMILIES: dict[str, FamilyLine] = {
     "roberta": FamilyLine("weightctl.families.roberta", "bert", ("roberta",)),
     "rwkv6": FamilyLine("weightctl.families.rwkv6", "rwkv6", ("rwkv6",)),
     "rwkv7": FamilyLine("weightctl.families.rwkv7", "rwkv7", ("rwkv7",)),
-    "seed_oss": FamilyLine("weightctl.families.seed_oss", "seed_oss", ("seed_oss",)),
+    "seed_oss": FamilyLine("seed_oss.toml", "seed_oss", ("seed_oss",)),
     "smollm3": FamilyLine("weightctl.families.smollm3", "smollm3", ("smollm3",)),
-    "stablelm": FamilyLine("weightctl.families.stablelm", "stablelm", ("stablelm",)),
-    "starcoder": FamilyLine("weightctl.families.starcoder", "starcoder", ("gpt_bigcode",)),
-    "starcoder2": FamilyLine("weightctl.families.starcoder2", "starcoder2", ("starcoder2",)),
+    "stablelm": FamilyLine("stablelm.toml", "stablelm", ("stablelm",)),
+    "starcoder": FamilyLine("starcoder.toml", "starcoder", ("gpt_bigcode",)),
+    "starcoder2": FamilyLine("starcoder2.toml", "starcoder2", ("starcoder2",)),
     "t5": FamilyLine("weightctl.families.t5", "t5", ("t5",)),
     "xlm_roberta": FamilyLine("weightctl.families.xlm_roberta", "bert", ("xlm-roberta",)),
 }

@@ -63,6 +63,9 @@ BIASES = (
         seen=Present("blk.0.ffn_up.bias")),
 )  # fmt: skip
 
+ATTENTION_BIAS = BIASES[0]
+ATTENTION_BIASES = BIASES[:2]
+
 # For families whose norms are LayerNorms.
 LAYER_NORM = Key(
     field="norm_epsilon",
@@ -109,8 +112,8 @@ NO_EXPERTS = Key(
     gguf="{arch}.expert_count",
 )
 
-# The keys of most decoders, without those of biases.
-DECODER_KEYS = (
+# The keys of most decoders, without those of biases and RoPE.
+KEYS_WITHOUT_ROPE = (
     *SIZES,
     Key(field="activation", kind=ACTIVATION, default="silu", gguf_default="silu",
         hugging_face="hidden_act"),
@@ -119,8 +122,10 @@ DECODER_KEYS = (
     NO_EXPERTS,
     Key(field="is_causal", kind=CAUSAL, default=True, gguf_default=True,
         gguf="{arch}.attention.causal", hugging_face="is_causal", written=False),
-    *ROPE_KEYS,
 )  # fmt: skip
+
+# The keys of most decoders, without those of biases.
+DECODER_KEYS = (*KEYS_WITHOUT_ROPE, *ROPE_KEYS)
 
 # For families in which each query head has its own KV head, and the heads together are as wide as
 # the hidden size.

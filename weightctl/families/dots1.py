@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.experts import (
     ROUTED_KEYS,
@@ -19,12 +20,13 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.layers import no_windows
-from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard
 from weightctl.families.windowed_layers import with_layer_types
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+QWEN3 = FAMILIES["qwen3"].load()
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.changes import Squeezed
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
-from weightctl.families.ernie4_5 import FAMILY as ERNIE4_5
 from weightctl.families.experts import (
     EXPERT_WIDTH,
     LEADING_DENSE_KEYS,
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.families.keys import Fields
+
+ERNIE4_5 = FAMILIES["ernie4_5"].load()
 
 _LAST = "moe_layer_end_index"
 _USUAL_LAYERS = 28

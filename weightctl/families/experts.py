@@ -201,7 +201,7 @@ def expert_keys(
     `count` is the key of config.json with the number of experts; `experts` and `used` are the
     defaults.
     """
-    added = (
+    added: tuple[Key, ...] = (
         Key(field="experts", kind=_EXPERTS, default=experts, gguf="{arch}.expert_count",
             hugging_face=count),
         Key(field="experts_used", kind=_EXPERTS, default=used, gguf="{arch}.expert_used_count",
@@ -209,8 +209,8 @@ def expert_keys(
     )  # fmt: skip
     if not any(key.field == "expert_groups" for key in more):
         # If there are groups of experts, llama.cpp selects some groups for each position.
-        more = (*more, Key(field="single_group", kind=WholeNumber(0, 1), gguf_default=0,
-                           gguf="{arch}.expert_group_count", written=False))  # fmt: skip
+        added += (Key(field="single_group", kind=WholeNumber(0, 1), gguf_default=0,
+                      gguf="{arch}.expert_group_count", written=False),)  # fmt: skip
     others = [key for key in keys if key.field != "experts"]
     return with_keys((*others, *added), *more)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.family import ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.granite import FAMILY as GRANITE
 from weightctl.families.granitehybrid import ATTENTION, POSITION_KEYS, SILU, STATES, standard
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE, Exactly
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
+
+GRANITE = FAMILIES["granite"].load()
 
 _SHARED = "shared_mlp."
 _ATTENTION = (ATTENTION, "full_attention")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families import FAMILIES
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.experts import SHARED_WIDTH, checking_experts, expert_keys, expert_lines
 from weightctl.families.family import ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.granite import FAMILY as GRANITE
 from weightctl.families.hybrid import check_kv_heads, hybrid_keys, hybrid_lines
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import FLAG, SIZE, Choice, Exactly, WholeNumber
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+
+GRANITE = FAMILIES["granite"].load()
 
 _LAYER = "model.layers.{}."
 _MOE, _SHARED = "block_sparse_moe.", "shared_mlp."

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weightctl.families import FAMILIES
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.experts import SHARED_WIDTH
 from weightctl.families.family import ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.granitemoe import FAMILY as GRANITEMOE
 from weightctl.families.kinds import SIZE, WholeNumber
 from weightctl.families.lines import adapt
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.weights.metadata import MetadataValue
+
+GRANITEMOE = FAMILIES["granitemoe"].load()
 
 _LAYER, _SHARED = "model.layers.{}.", "shared_mlp."
 

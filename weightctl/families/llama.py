@@ -65,7 +65,7 @@ _TIED = "tie_word_embeddings"
 _usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
 
 
-def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model, which multimodal models contain."""
     usual = _TEXTS.get(document["model_type"])
     if usual is None:
@@ -148,6 +148,6 @@ FAMILY = Family(
         r"blk\.\d+\.attn_rot_embd\.weight",
         TOWER_TENSORS,
     ),
-    standard=_standard,
+    standard=standard,
     checked=check_decoder,
 )  # fmt: skip

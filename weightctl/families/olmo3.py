@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.family import ModelType
 from weightctl.families.layer_rope import keys_of_global_layers, local_base_key, rope_by_layer
 from weightctl.families.layers import window_keys
-from weightctl.families.olmo2 import FAMILY as OLMO2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.weights.metadata import MetadataValue
+
+OLMO2 = FAMILIES["olmo2"].load()
 
 
 def _has_window(metadata: Mapping[str, MetadataValue]) -> bool:

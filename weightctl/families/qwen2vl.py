@@ -9,18 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.family import ModelType
-from weightctl.families.qwen2 import FAMILY as QWEN2
-from weightctl.families.qwen2 import standard as standard_qwen2
 from weightctl.families.rope_sections import (
     find_empty_sections,
     section_keys,
     standard_text,
     with_default_rope,
 )
+from weightctl.families.windowed_layers import standard_windows as standard_qwen2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+QWEN2 = FAMILIES["qwen2"].load()
 
 _DEFAULTS = {
     "vocabulary": 152064,

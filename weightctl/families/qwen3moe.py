@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.experts import (
     EXPERT_WIDTH,
     checking_experts,
@@ -20,12 +21,13 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, Exactly
 from weightctl.families.multimodal import in_multimodal
-from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.windowed_layers import WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+QWEN3 = FAMILIES["qwen3"].load()
 
 
 _DENSE = "models in which some layers have no experts are not supported"

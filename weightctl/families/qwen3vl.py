@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.family import ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import WholeNumber
-from weightctl.families.qwen2 import standard as standard_qwen2
-from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.rope_sections import (
     find_empty_sections,
     find_unrotated,
@@ -22,12 +21,15 @@ from weightctl.families.rope_sections import (
     standard_text,
     with_default_rope,
 )
+from weightctl.families.windowed_layers import standard_windows as standard_qwen2
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.families.keys import Fields
+
+QWEN3 = FAMILIES["qwen3"].load()
 
 _COUNT = WholeNumber(0, 1024)
 # The image encoder's layers whose output is added, as transformers' default config lists them.

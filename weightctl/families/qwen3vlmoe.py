@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families import FAMILIES
 from weightctl.families.experts import expert_forms, expert_lines
 from weightctl.families.family import ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.qwen3 import FAMILY as QWEN3
 from weightctl.families.qwen3moe import FAMILY as QWEN3MOE
 from weightctl.families.qwen3moe import standard_experts
 from weightctl.families.qwen3vl import VISION_KEYS, standard_vision_text
@@ -23,6 +23,8 @@ from weightctl.families.rope_sections import find_empty_sections, find_unrotated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+QWEN3 = FAMILIES["qwen3"].load()
 
 _EXPERTS, _EXPERT = "model.layers.{}.mlp.experts.", "layers.{}.mlp.experts.{expert}."
 _DEFAULTS = {

@@ -89,12 +89,12 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     return kept | scaled | {"has_rope_factors": False}
 
 
-def _with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def with_short_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields from GGUF's keys with the values of `rope_factors_short.weight`."""
     return _with_factors(fields, "scaling.short_factors", factors)
 
 
-def _with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
+def with_long_factors(fields: Fields, factors: NDArray[Any]) -> Fields:
     """Return the fields from GGUF's keys with the values of `rope_factors_long.weight`."""
     return _with_factors(fields, "scaling.long_factors", factors)
 
@@ -231,6 +231,6 @@ LLAMA3_LINES: Mapping[str, Mapping[str, Any]] = {
     "rope_factors": {"made": rope_factors, "add_fields": with_llama3},
 }
 LONGROPE_LINES: Mapping[str, Mapping[str, Any]] = {
-    "long_rope_factors": {"made": long_factors, "add_fields": _with_long_factors},
-    "short_rope_factors": {"made": short_factors, "add_fields": _with_short_factors},
+    "long_rope_factors": {"made": long_factors, "add_fields": with_long_factors},
+    "short_rope_factors": {"made": short_factors, "add_fields": with_short_factors},
 }

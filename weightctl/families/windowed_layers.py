@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.keys import Key
-from weightctl.families.kinds import LAYERS, SIZE, show_value
+from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
+from weightctl.families.rope_keys import standard
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
@@ -88,6 +90,40 @@ class LayerPattern(NamedTuple):
 WORDS = LayerWords()
 FLAGS = LayerFlags()
 PATTERN = LayerPattern()
+
+
+def _uses_window(fields: Fields) -> bool:
+    return fields["sliding_window"] is not None
+
+
+# The keys of Qwen2 and Qwen3, whose GGUF files have a flag for each layer.
+WINDOW_KEYS = (
+    Key(field="sliding_window", kind=OrNone(SIZE), default=None, gguf_default=None,
+        gguf="{arch}.attention.sliding_window", hugging_face="sliding_window"),
+    Key(field="uses_window", kind=FLAG, default=_uses_window, hugging_face="use_sliding_window",
+        written=True),
+    Key(field="windowed_layers", kind=WORDS, default=None, hugging_face="layer_types"),
+    Key(field="windowed_layers", kind=FLAGS, gguf_default=None,
+        gguf="{arch}.attention.sliding_window_pattern"),
+)  # fmt: skip
+
+
+def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config.json of Qwen2 or Qwen3 in the form of current versions of transformers."""
+    return with_layer_types(standard(document), window=4096, first=28, layers=32)
+
+
+def check_windows(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them.
+
+    Raises `ValueError` if they contradict each other.
+    """
+    made = check_decoder(fields)
+    if any(fields["windowed_layers"] or ()) and fields["sliding_window"] is None:
+        raise ValueError(
+            "the config states layers with a sliding window, but not the size of the window"
+        )
+    return made
 
 
 def mark_windowed_layers(
