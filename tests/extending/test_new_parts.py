@@ -127,7 +127,7 @@ class = "ToyForCausalLM"
 "mlp.up" = "mlp.w3"
 "mlp.down" = "mlp.w2"
 """
-IDLE_FAMILY = 'module = ""\n' + FAMILY_FILE.replace("toy", "idle")
+IDLE_FAMILY = "runs = false\n" + FAMILY_FILE.replace("toy", "idle")
 FAMILY_LINE = Line(
     '    "toy": FamilyLine("toy.toml", "toy", ("toy",)),', before='"bert", ("bert",)),'
 )

@@ -78,6 +78,8 @@ FAULTS = [
     ("[keys]", '[experts]\ncount = "n"\nexperts = 2\n[keys]', 10, "experts"),
     ("[keys]", "[experts]\nparts = ['']\n[keys]", 11, "experts.parts"),
     ("[types.toy]", 'fusions = ["qk"]\n[types.toy]', 5, "fusions"),
+    ("[types.toy]", 'model = "os:system"\n[types.toy]', 5, "model"),
+    ("[types.toy]", 'runs = "no"\n[types.toy]', 5, "runs"),
     ("[types.toy]", "fusions = [{parts = []}]\n[types.toy]", 5, "fusions"),
 ]  # fmt: skip
 

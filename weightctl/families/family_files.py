@@ -23,7 +23,7 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.fusions import Fusion, qkv_form
-from weightctl.families.groups import KEY_GROUPS, KINDS, LINE_GROUPS, MADE, RULES, STEPS
+from weightctl.families.groups import KEY_GROUPS, KINDS, LINE_GROUPS, MADE, MODELS, RULES, STEPS
 from weightctl.families.keys import (
     IsAbsent,
     Key,
@@ -54,7 +54,7 @@ _MOST_NAMED = 40
 _PARTS = 3
 _HINT = "the section on model families in docs/contributing.md explains each entry"
 # The fields of a `Family` that the file has under the same names.
-_TEXTS = ("gguf", "config", "module", "prefix", "lacks")
+_TEXTS = ("gguf", "prefix", "lacks")
 _FLAGS = ("in_llama_cpp", "keeps_window", "heads_fill_hidden")
 _LISTS = ("other_prefixes", "beside")
 _MAPS = ("blocks", "older", "spellings")
@@ -197,6 +197,11 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     base = _load_base(top, load_base)
     given: dict[str, Any] = {each: top.text(each) for each in _TEXTS if each in top}
     given |= {each: top.flag(each) for each in _FLAGS if each in top}
+    given["config"], given["module"] = top.find(
+        top.text("model", "decoder"), MODELS, "the model", "model"
+    )
+    if not top.flag("runs", default=True):
+        given["module"] = ""
     given |= {each: top.texts(each) for each in _LISTS if each in top}
     given |= {each: _read_map(top.table(each)) for each in _MAPS if each in top}
     if base is not None:

@@ -72,6 +72,14 @@ MADE = {
     )
 }
 
+# The classes of configs and of whole models.
+MODELS = MappingProxyType({
+    "decoder": ("weightctl.families.decoder:DecoderConfig", "weightctl.nn.models.decoder:Decoder"),
+    "encoder": (
+        "weightctl.families.encoder:EncoderConfig", "weightctl.nn.models.encoder:TextEncoder",
+    ),
+})  # fmt: skip
+
 # What rows cannot say, by the field of the `Family`.
 RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "standard": _refer({
