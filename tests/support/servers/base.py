@@ -509,6 +509,14 @@ class Truncate(Action):
 
 
 @dataclass(frozen=True)
+class Zeros(Action):
+    """The body has zeros in place of its bytes; size and ETag are those of the bytes."""
+
+    def after(self, response: Response) -> Response:
+        return replace(response, body=Blob.of(bytes(response.body.size)))
+
+
+@dataclass(frozen=True)
 class OtherETag(Action):
     """The answer has another ETag, and a precondition on the former one fails."""
 

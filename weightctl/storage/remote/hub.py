@@ -47,11 +47,12 @@ _DEEPEST = 32
 
 
 class _ListedFile(NamedTuple):
-    """A file as listed by the Hub: its path, its size if stated, and its hash."""
+    """A file as listed by the Hub: its path, its size if stated, its ETag, and its hash."""
 
     path: object
     size: int | None
     tag: str
+    stated: str
 
 
 class HubCommit(NamedTuple):
@@ -211,8 +212,8 @@ def _request_commit(url: str, place: HubPath) -> HubCommit:
         rows = filter(is_object, ask_pages(route, place, url))
         listed = [_read_row(row) for row in rows if row.get("type") == "file"]
     found = {
-        path: RemoteObject(size, tag)
-        for path, size, tag in listed
+        path: RemoteObject(size, tag, stated=stated)
+        for path, size, tag, stated in listed
         if isinstance(path, str) and size is not None and _is_usual(path)
     }
     return HubCommit(place.repository, commit, _in_directories(found), bool(document.get("gated")))
@@ -234,7 +235,10 @@ def _read(row: dict[str, Any], path: object, tag_of_lfs: str, tag: str) -> _List
     if is_object(lfs):
         found, size = lfs.get(tag_of_lfs, found), lfs.get("size", size)
     is_count = isinstance(size, int) and not isinstance(size, bool) and size >= 0
-    return _ListedFile(path, size if is_count else None, found if isinstance(found, str) else "")
+    found = found if isinstance(found, str) else ""
+    # A large file has the hash of its content, others that of Git. Some answers lack the former.
+    is_hash = len(found) == (64 if is_object(lfs) else 40)
+    return _ListedFile(path, size if is_count else None, found, found if is_hash else "")
 
 
 def _is_usual(path: str) -> bool:

@@ -12,6 +12,7 @@ from weightctl.storage.byte_range import FileRange
 from weightctl.storage.files import open_reader
 from weightctl.storage.pipe import wait_for_room
 from weightctl.storage.remote.ahead import CHUNK, ReadAhead
+from weightctl.storage.remote.arriving import ArrivingHash
 from weightctl.storage.remote.requests import ChangedObjectError, repeat, translate_error
 from weightctl.storage.traffic import TRAFFIC
 
@@ -32,13 +33,14 @@ _LARGEST_GAP = 1 << 16
 class RemoteObject(NamedTuple):
     """The version of an object that all reads must find.
 
-    `tag` is its ETag, empty if unknown, and `written` the time of its last write in seconds, 0 if
-    unknown.
+    `tag` is its ETag, empty if unknown, `written` the time of its last write in seconds, 0 if
+    unknown, and `stated` the hash that the store states of its content (`ArrivingHash`).
     """
 
     size: int
     tag: str = ""
     written: float = 0.0
+    stated: str = ""
 
     @property
     def version(self) -> int:
@@ -95,16 +97,19 @@ class RemoteReader:
         self._blocks: list[tuple[int, Bytes]] = [(0, first)] if first else []
         self._next_block = 2 * FIRST_BLOCK if first else FIRST_BLOCK
         self._ahead = ReadAhead(self._request, self.size)
+        self._arriving = ArrivingHash(path, known.size, known.stated)
+        self._arriving.add(0, [first])
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return (open_reader, (self.path,))
 
     def __del__(self) -> None:
-        self._ahead.close()
+        self.close()
 
     def close(self) -> None:
         """Drop the chunks that were fetched ahead."""
         self._ahead.close()
+        self._arriving.close()
 
     def read_first_block(self) -> Bytes:
         """Return the beginning of the object, which usually contains the whole header."""
@@ -114,7 +119,7 @@ class RemoteReader:
         """Request a range, and return its bytes in pieces.
 
         After a temporary failure, only the bytes that have not arrived are requested again. Raises
-        `FormatError` if the request fails.
+        `FormatError` if the request fails, or if the whole file has another hash than is stated.
         """
         received: list[Bytes] = []
         at = start
@@ -141,6 +146,7 @@ class RemoteReader:
             repeat(fetch, self.path)
         except Exception as error:
             raise translate_error(error, self.path) from error
+        self._arriving.add(start, received)
         return received
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -261,7 +267,8 @@ class RemoteReader:
         return self._ahead.expect(offset, nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if the object has changed since it was opened."""
+        """Raise `FormatError` if the object has changed since then, or does not have its hash."""
+        self._arriving.refuse_other()
         if self._check is None:
             return
         try:
