@@ -32,7 +32,7 @@ class ArrivingHash:
     """Compares the bytes of a file with the hash that the store states.
 
     `stated` is a SHA-256, or the id that Git has for a small file. The bytes are not compared if a
-    part of the file is not read, or is read long after the bytes behind it.
+    part of the file is not read, or is read long after bytes that follow it.
     """
 
     def __init__(self, path: str, size: int, stated: str) -> None:
