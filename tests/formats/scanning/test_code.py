@@ -49,6 +49,22 @@ HARMLESS_FILES = {
 }
 
 
+def test_a_file_of_hdf5_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"\x89HDF\r\n\x1a\n" + bytes(10 << 20)
+    (tmp_path / "a.h5").write_bytes(content)
+    file, lengths = open_reader(str(tmp_path / "a.h5")), list[int]()
+    read = type(file).read
+
+    def count(self: object, offset: int, nbytes: int) -> bytes:
+        found = read(self, offset, nbytes)
+        lengths.append(len(found))
+        return found
+
+    monkeypatch.setattr(type(file), "read", count)
+    assert scan_file(file) == []
+    assert sum(lengths) < 1.1 * len(content)
+
+
 @each("name", HARMLESS_FILES)
 def test_files_without_code_have_no_findings(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(HARMLESS_FILES[name])

@@ -105,8 +105,7 @@ def find_code(place: ScanPlace, head: bytes) -> Iterator[Scanned]:
     name = place.name.lower()
     source = place.source
     if head.startswith(_HDF5):
-        yield from _of_patterns(place, _PYTABLES)
-        yield from _of_objects(place)
+        yield from _of_windows(place, _Patterns(place, _PYTABLES), _Objects(place))
     elif head.startswith(_SQLITE):
         problem = "an SQLite database can contain pickles, which are not looked at"
         yield unread(problem, place.member, source.base)
@@ -115,7 +114,7 @@ def find_code(place: ScanPlace, head: bytes) -> Iterator[Scanned]:
     elif _NATIVE.fullmatch(name) and place.member:
         yield _report(place, "native code", is_dangerous=True)
     elif name.endswith("saved_model.pb"):
-        yield from _of_patterns(place, _TENSORFLOW)
+        yield from _of_windows(place, _Patterns(place, _TENSORFLOW))
     elif _JSON.fullmatch(name):
         yield from _of_text(place, _of_json)
     elif _TEMPLATE.fullmatch(name):
@@ -147,50 +146,72 @@ def _of_text(place: ScanPlace, read: Callable[[bytes], Iterator[_Code]]) -> Iter
         yield unread("it is nested too deeply to be read", place.member, place.source.base)
 
 
-def _of_patterns(place: ScanPlace, patterns: Sequence[_Pattern]) -> Iterator[Scanned]:
-    """Yield the first match of each pattern in data of any size."""
-    left = [*patterns]
-    for at, window in _windows(place.source):
-        for each in [*left]:
+class _Patterns:
+    """Finds the first match of each pattern in the windows of a file."""
+
+    def __init__(self, place: ScanPlace, patterns: Sequence[_Pattern]) -> None:
+        self._place = place
+        self._left = [*patterns]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further window is needed."""
+        return not self._left
+
+    def look(self, at: int, window: bytes) -> Iterator[Scanned]:
+        """Yield what a window has, which is at `at`."""
+        for each in [*self._left]:
             if match := each.pattern.search(window):
-                left.remove(each)
-                yield _report(place, each.text, at + match.start(), is_dangerous=each.is_dangerous)
-        if not left:
-            return
+                self._left.remove(each)
+                start, harms = at + match.start(), each.is_dangerous
+                yield _report(self._place, each.text, start, is_dangerous=harms)
 
 
-def _windows(source: ScanSource) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while window := source.read(at, _WINDOW):
-        yield at, window
-        if len(window) < _WINDOW:
-            return
-        at += _WINDOW - _OVERLAP
+class _Objects:
+    """Finds the code that JSON objects in binary data name, as the config of Keras in HDF5."""
 
+    def __init__(self, place: ScanPlace) -> None:
+        self._place = place
+        self._codes: list[_Code] = []
+        self._decoder = json.JSONDecoder(object_pairs_hook=_make_hook(self._codes))
+        self._left = _MOST_BROKEN
 
-def _of_objects(place: ScanPlace) -> Iterator[Scanned]:
-    """Yield the code that JSON objects in binary data name, such as the config of Keras in HDF5."""
-    codes: list[_Code] = []
-    decoder = json.JSONDecoder(object_pairs_hook=_make_hook(codes))
-    left = _MOST_BROKEN
-    for at, window in _windows(place.source):
-        text, end = window.decode("latin-1"), 0
+    @property
+    def is_done(self) -> bool:
+        """Whether there were too many objects that cannot be read."""
+        return self._left < 0
+
+    def look(self, at: int, window: bytes) -> Iterator[Scanned]:
+        """Yield what a window has, which is at `at`."""
+        text, end, place = window.decode("latin-1"), 0, self._place
         for match in _OBJECT.finditer(window):
             if match.start() < end:
                 continue
             try:
-                end = _find_end(decoder, place.source, text, match.start(), at)
+                end = _find_end(self._decoder, place.source, text, match.start(), at)
             except RecursionError:
-                left = 0
+                self._left = 0
             if not end > match.start():
-                left -= 1
-            for found, harms in dict.fromkeys(codes):
+                self._left -= 1
+            for found, harms in dict.fromkeys(self._codes):
                 yield _report(place, found, at + match.start(), is_dangerous=harms)
-            codes.clear()
-            if left < 0:
+            self._codes.clear()
+            if self.is_done:
                 problem = "it has too many objects of JSON that are not complete or nested deeply"
                 yield unread(problem, place.member, place.source.base + at + match.start())
                 return
+
+
+def _of_windows(place: ScanPlace, *finders: _Patterns | _Objects) -> Iterator[Scanned]:
+    """Yield what is found in data of any size, which is read once."""
+    at = 0
+    while window := place.source.read(at, _WINDOW):
+        for each in finders:
+            if not each.is_done:
+                yield from each.look(at, window)
+        if len(window) < _WINDOW or all(each.is_done for each in finders):
+            return
+        at += _WINDOW - _OVERLAP
 
 
 def _find_end(decoder: json.JSONDecoder, source: ScanSource, text: str, start: int, at: int) -> int:
