@@ -35,6 +35,7 @@ from weightctl.cli.patches import patch_document, save_patch, summarize_patch
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
+from weightctl.families.mlx import is_mlx
 from weightctl.formats.open.opening import open_weights
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import build_tree
@@ -223,11 +224,14 @@ def _compare(
 
 
 def _has_other_names(ours: Contents, theirs: Contents) -> bool:
-    """Whether less than half of the smaller checkpoint's names are also in the other one."""
-    first, second = (
-        {*header_of(contents.weights).tensors, *header_of(contents.weights).aliases}
-        for contents in (ours, theirs)
-    )
+    """Whether less than half of the smaller checkpoint's names are also in the other one.
+
+    MLX gives other names only to some tensors.
+    """
+    headers = [header_of(contents.weights) for contents in (ours, theirs)]
+    if is_mlx(headers[0]) != is_mlx(headers[1]):
+        return True
+    first, second = ({*header.tensors, *header.aliases} for header in headers)
     return 2 * len(first & second) < min(len(first), len(second))
 
 

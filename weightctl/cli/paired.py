@@ -119,12 +119,12 @@ class PairedTensors:
     def list_views(self, pair: Pair) -> list[Pair]:
         """Return a pair in both naming conventions, if these have different values.
 
-        If one convention adds 1 to values, rounding may make two tensors equal in only one of the
-        conventions. The list is empty if the conventions have the same values.
+        If one convention, or MLX, adds 1 to values, rounding may make two tensors equal in only one
+        of the conventions. The list is empty if the conventions have the same values.
         """
         change = None if pair.names is None else pair.names.change
         models = self._pairing.checkpoint, self._pairing.reference
-        conventions = {each.convention for each in models if each is not None}
+        conventions = {(each.convention, each.is_mlx) for each in models if each is not None}
         if change is None or change.is_of_rows or len(conventions) < 2:
             return []
         views = (self._pairing.seen_in("gguf", pair), self._pairing.seen_in("hugging_face", pair))

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.changes import INT32
+from weightctl.families.mlx import HINT as MLX_HINT
+from weightctl.families.mlx import is_mlx
 from weightctl.families.parts import shape_of
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.steps.integers import INTEGERS
-from weightctl.weights.tree import Checkpoint, source_of
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +47,7 @@ class RecognizedModel:
       contain them, also those of copies that the model does not need.
     - `outputs_first`: the tensors that the checkpoint has as (outputs, inputs), although others of
       this family have (inputs, outputs), by their names in the checkpoint.
+    - `has_mlx_form`: whether tensors have the form of MLX.
     - `lost_mtp`: the number of layers for multi-token prediction that the config states although
       the checkpoint has no tensor of them.
     """
@@ -62,6 +65,7 @@ class RecognizedModel:
     beside: list[str]
     stored: Mapping[str, str]
     outputs_first: frozenset[str] = frozenset()
+    has_mlx_form: bool = False
     lost_mtp: int = 0
 
     def __repr__(self) -> str:
@@ -85,6 +89,11 @@ class RecognizedModel:
             name: stored[tensor.name] if isinstance(tensor, StoredTensor) else derived[name]
             for name, tensor in self.tensors.items()
         }
+
+    @cached_property
+    def is_mlx(self) -> bool:
+        """Whether tensors have the form of MLX, or the checkpoint states that MLX wrote it."""
+        return self.has_mlx_form or is_mlx(header_of(self.tree))
 
     def check(self) -> None:
         """Raise `ArchitectureError` for a checkpoint that is not the whole model of its config.
@@ -122,7 +131,9 @@ class RecognizedModel:
                     *list_first(folded, _MOST_NAMED),
                 ]
             ),
-            hint="check that the config belongs to this checkpoint, and that the checkpoint is "
+            hint=MLX_HINT
+            if self.is_mlx
+            else "check that the config belongs to this checkpoint, and that the checkpoint is "
             "complete; if its tensors have other names, use --rename FILE (rename=FILE in "
             "Python)",
         )

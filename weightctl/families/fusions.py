@@ -26,6 +26,7 @@ class Fusion:
     - `transposed`: whether the weight is stored as (inputs, outputs).
     - `either_way`: whether some checkpoints have a `transposed` weight as (outputs, inputs). The
       shapes decide which one a checkpoint has (`families/matching.py`); `transposed` is written.
+    - `of_mlx`: whether only MLX writes the tensor.
     - `axis`: the axis of the tensor along which there is one entry for each part, all of the same
       shape; 0 if the rows of the parts follow one another. Only for parts that ranks do not divide.
 
@@ -42,6 +43,7 @@ class Fusion:
     bias_name: str = ""
     axis: int = 0
     either_way: bool = False
+    of_mlx: bool = False
 
     def tensor(self, kind: str, layer: int | str, expert: int | str = 0) -> str:
         """Return the name of the tensor with the weights or the biases in a layer."""

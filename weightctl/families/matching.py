@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.fusions import qkv_form
+from weightctl.families.mlx import OUTER, MlxForm, is_mlx, list_fusions
 from weightctl.families.parts import shape_of
 from weightctl.families.row_orders import invert
 from weightctl.schemes.buffers import is_buffer
@@ -18,10 +19,10 @@ from weightctl.weights.steps.reshaped import WithoutAxis
 from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
 from weightctl.weights.steps.sliced import Sliced
 from weightctl.weights.steps.transposed import Transposed
-from weightctl.weights.tree import info_of, source_of
+from weightctl.weights.tree import header_of, info_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from weightctl.families.family import Family, Name, TensorNames
     from weightctl.families.fusions import Fusion
@@ -45,6 +46,7 @@ class Match(NamedTuple):
       contain them.
     - `outputs_first`: the tensors of transposed fusions that this checkpoint has as (outputs,
       inputs), by their names in the checkpoint.
+    - `has_mlx_form`: whether tensors have the form of MLX.
     """
 
     tensors: Mapping[str, ReadableTensor]
@@ -53,6 +55,7 @@ class Match(NamedTuple):
     beside: list[str]
     stored: Mapping[str, str]
     outputs_first: frozenset[str]
+    has_mlx_form: bool
 
 
 def match(
@@ -72,7 +75,7 @@ def match(
             f"{pluralize(count, 'tensor')}",
             hint="check that the config belongs to this checkpoint",
         )
-    fusions = _list_fusions(family, convention)
+    fusions = [*_list_fusions(family, convention), *names.list_fusions()]
     mtp_fusions = fusions if family.mtp is None else [*map(family.mtp.adapt_fusion, fusions)]
     lines = {line.module: line for line in family.names}
     tensors: dict[str, ReadableTensor] = {}
@@ -84,9 +87,8 @@ def match(
         found = names.find(wanted) if is_alone and wanted is not None else None
         try:
             if found is not None:
-                stored: ReadableTensor = tensor_of(source_of(weights), found)
-                if tensor.is_stacked(convention):
-                    stored = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [stored])
+                is_stacked = tensor.is_stacked(convention)
+                stored = names.take(tensor, found, config, is_stacked=is_stacked)
             else:
                 is_mtp = tensor.line.is_of_layers and tensor.layer >= config.layers
                 given = mtp_fusions if is_mtp else fusions
@@ -118,7 +120,8 @@ def match(
     beside = [name for name in rest if family.is_beside(names.plain(name))]
     unexpected = [name for name in rest if not family.is_beside(names.plain(name))]
     first = frozenset(name for name, is_first in names.outputs_first.items() if is_first)
-    return Match(tensors, list(dict.fromkeys(missing)), unexpected, beside, stored_as, first)
+    lost = list(dict.fromkeys(missing))
+    return Match(tensors, lost, unexpected, beside, stored_as, first, names.has_mlx_form)
 
 
 def _list_fusions(family: Family, convention: NamingConvention) -> list[Fusion]:
@@ -155,15 +158,40 @@ class _Names:
         self._family = family
         self._convention = convention
         self._by_plain: dict[str, str] = {}
+        self._outer, self._mlx = "", None
+        if convention == "hugging_face" and is_mlx(header_of(weights)):
+            self._outer = OUTER if all(name.startswith(OUTER) for name in self.stored) else ""
+            self._mlx = MlxForm(header_of(weights).tensors.values(), family)
+        self.has_mlx_form = bool(self._outer)
         self.outputs_first: dict[str, bool] = {}
         for name in self.stored:
             self._by_plain.setdefault(self.plain(name), name)
 
+    def list_fusions(self) -> Iterator[Fusion]:
+        """Yield the tensors that MLX has under other names, if the checkpoint has its form."""
+        if self._mlx is not None:
+            yield from list_fusions(self._family)
+
     def plain(self, name: str) -> str:
-        return self._family.plain(name) if self._convention == "hugging_face" else name
+        if self._convention != "hugging_face":
+            return name
+        return self._family.plain(name.removeprefix(self._outer))
 
     def find(self, wanted: str) -> str | None:
         return wanted if wanted in self.stored else self._by_plain.get(self.plain(wanted))
+
+    def take(
+        self, tensor: TensorNames, found: str, config: Config, *, is_stacked: bool
+    ) -> ReadableTensor:
+        """Return a stored tensor, or its part for one expert, without the form of MLX."""
+        whole: ReadableTensor = tensor_of(source_of(self.weights), found)
+        if is_stacked:
+            whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
+        if self._mlx is None:
+            return whole
+        restored = self._mlx.undo(tensor, whole, config)
+        self.has_mlx_form |= restored is not whole
+        return restored
 
 
 def _part_of(
@@ -182,9 +210,8 @@ def _part_of(
         found = names.find(fusion.tensor(tensor.kind, number, tensor.expert))
         if found is None:
             continue
-        whole: ReadableTensor = tensor_of(source_of(names.weights), found)
-        if fusion.of_experts:
-            whole = DerivedTensor(tensor.module, StackedEntry(tensor.expert), [whole])
+        names.has_mlx_form |= fusion.of_mlx
+        whole = names.take(tensor, found, config, is_stacked=fusion.of_experts)
         if fusion.either_way and found not in names.outputs_first:
             given = [fusion, *(each for each in fusions if each.either_way)]
             names.outputs_first[found] = _has_outputs_first(tensor, names, given, lines, config)

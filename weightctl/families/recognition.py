@@ -111,6 +111,7 @@ def _checkpoint(
         beside=found.beside,
         stored=found.stored,
         outputs_first=found.outputs_first,
+        has_mlx_form=found.has_mlx_form,
         lost_mtp=lost,
     )
 

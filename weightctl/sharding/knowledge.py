@@ -70,6 +70,12 @@ def gather_knowledge(weights: Checkpoint, *, is_ruled: bool) -> CheckpointKnowle
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     """Recognize the model of a checkpoint; raises `ArchitectureError` if most tensors lack."""
     checkpoint = recognize(weights)
+    if checkpoint.has_mlx_form:
+        raise ArchitectureError(
+            "the tensors have the form of MLX, which is not divided among ranks",
+            hint="write the model in Hugging Face's form first: `weightctl convert MODEL OUT/`, "
+            "with --dtype if it is quantized",
+        )
     missing = checkpoint.missing
     if len(missing) > len(checkpoint.tensors):
         one = len(missing) == 1

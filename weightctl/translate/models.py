@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.common_keys import describe_foreign_classes
+from weightctl.families.layer_rope import object_of
 from weightctl.families.loaded import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE
@@ -15,6 +16,7 @@ from weightctl.families.written import check_loaded, model_type_of, to_gguf, to_
 from weightctl.formats.huggingface import CONFIG, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
+from weightctl.schemes.settings import without_settings
 from weightctl.system.phases import begin_phase
 from weightctl.text.wording import join_names, pluralize
 from weightctl.translate import card, tokenizer
@@ -39,6 +41,8 @@ _POOLING = (
     "the pooling of sentence embeddings is not written: copy `modules.json` and the directory "
     "`1_Pooling` from the original model"
 )
+# Keys of a multimodal model that also its text model can have.
+_OUTER_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype")
 _YARN_BETAS = (32.0, 1.0)
 _TITLES: dict[NamingConvention, str] = {"gguf": "GGUF", "hugging_face": "Hugging Face"}
 
@@ -75,6 +79,8 @@ def translate(
 ) -> Translation:
     """Return a whole model in a naming convention; unchanged if it has this convention.
 
+    A model in the form of MLX becomes one in Hugging Face's form.
+
     `has_tower_file` states that the tower of a multimodal model is written to a file of its own.
     Only small tensors with settings, and copies of the embedding, are read. Raises
     `ArchitectureError` that lists all tensors that are missing, unexpected or of a wrong shape, or
@@ -88,6 +94,8 @@ def translate(
         )
     checkpoint.check()
     if convention == checkpoint.convention:
+        if checkpoint.is_mlx:
+            return _from_mlx(checkpoint)
         return Translation(checkpoint.tree, {})
     check_copies(checkpoint)
     _check_mtp(checkpoint, convention)
@@ -97,6 +105,38 @@ def translate(
     left_out = _describe_left_out(checkpoint, convention, has_tower_file=has_tower_file)
     notes = (*made.notes, *left_out)
     return made._replace(text=text, notes=notes)
+
+
+def _from_mlx(checkpoint: RecognizedModel) -> Translation:
+    """Return a model in the form of MLX in Hugging Face's form, with the same files beside it."""
+    family = checkpoint.family
+    tensors = translate_tensors(checkpoint, "hugging_face")
+    config = without_settings(checkpoint.document)
+    if "text_config" in config:
+        # MLX leaves out the encoders of a multimodal model.
+        own = object_of(config, "text_config").get("model_type")
+        kind = str(own)
+        if kind not in family.model_types:
+            kind = model_type_of(family, checkpoint.fields)
+        kept = {key: config[key] for key in _OUTER_KEYS if key in config}
+        config = {**kept, **family.completed(family.standard(config)), "model_type": kind}
+        config["architectures"] = [family.model_types[kind].class_name]
+    notes: list[str] = []
+    if checkpoint.has_mlx_form:
+        notes.append(
+            f"{checkpoint.where}: tensors of this {family.name} model have the form of MLX; they "
+            "are written in Hugging Face's form"
+        )
+    if checkpoint.lost_mtp and family.keys[0].hugging_face:
+        config[family.keys[0].hugging_face] = 0
+    if find_tower(checkpoint.document.get("model_type")) and checkpoint.beside:
+        notes.append(
+            f"not written: {pluralize(len(checkpoint.beside), 'tensor')} beside the text model, "
+            f"whose form in MLX is not supported: {join_names(checkpoint.beside, _MOST_NAMED)}"
+        )
+    left_out = _describe_left_out(checkpoint, "hugging_face", has_tower_file=True)
+    tree = _tree(checkpoint, tensors, {"format": text("pt")})
+    return Translation(tree, {CONFIG: json_document(config)}, (*notes, *left_out))
 
 
 def _check_mtp(checkpoint: RecognizedModel, convention: NamingConvention) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
     from weightctl.weights.tree import Checkpoint
 
+_SHORT = ("BF16", "F16")
 # Names of dtypes in config.json, and ours; models are not trained in others.
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
@@ -48,6 +49,7 @@ def store_in_own_dtypes(
     """
     own = _own_dtype(plan, stored) if apart else None
     is_translated = bool(plan.translation) and plan.format != "gguf"
+    is_unconverted = "gguf" not in {plan.format, header_of(stored).format}
     text = [item for item in plan.items if item.info.name not in tower]
     # GGUF stores whole matrices of a tower in float32: patches, and positions.
     matrices = [
@@ -60,6 +62,9 @@ def store_in_own_dtypes(
         was_apart = any(source.name in apart for source in item.sources)
         usual = of_tower if item.info.name in tower else vectors
         encoding = own if was_apart and len(item.info.shape) > 1 else usual
+        if is_unconverted and not was_apart and item.stored.encoding.name in _SHORT:
+            # Undoing the form of MLX subtracted a number.
+            encoding = item.stored.encoding
         if encoding is None or item.info.encoding.name != "F32":
             return item
         return replace(item, info=item.info._replace(encoding=encoding))
@@ -77,7 +82,7 @@ def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
 def _of_rest(plan: Plan) -> Encoding:
     """Return the 16-bit encoding of most tensors that were not computed."""
     kept = Counter(item.info.encoding.name for item in plan.items)
-    return ENCODINGS[max(("BF16", "F16"), key=lambda name: kept[name])]
+    return ENCODINGS[max(_SHORT, key=lambda name: kept[name])]
 
 
 def _most(items: Sequence[Item]) -> Encoding | None:
@@ -86,4 +91,4 @@ def _most(items: Sequence[Item]) -> Encoding | None:
     for item in items:
         sizes[item.info.encoding.name] += item.info.size
     name = sizes.most_common(1)[0][0] if sizes else ""
-    return ENCODINGS[name] if name in {"BF16", "F16"} else None
+    return ENCODINGS[name] if name in _SHORT else None

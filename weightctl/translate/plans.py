@@ -10,9 +10,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.families import FAMILIES
 from weightctl.families.blinkdl import find_blinkdl, restate_blinkdl
 from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.families.nearest import describe_nearest
@@ -26,6 +28,7 @@ from weightctl.storage.files import exists
 from weightctl.system.collection import without_collection
 from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
+from weightctl.text.wording import join_names
 from weightctl.translate.optional_parts import (
     OptionalPart,
     describe_without_mtp,
@@ -36,7 +39,7 @@ from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Mapping, Sequence
+    from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import NamingConvention
@@ -47,6 +50,12 @@ _IN_ONE_FILE = (
     "a single file keeps GGUF names and metadata; for names and metadata that "
     "transformers loads, write to a directory (OUT/)"
 )
+_IN_MLX_FORM = (
+    "all tensors keep the form of MLX, whose names, axes and values can differ from those that "
+    "transformers loads; quantized weights of supported families get Hugging Face's form with "
+    "--dtype (dtype in Python)"
+)
+_MOST_NAMED = 4
 # The number of outer names, such as `state_dict` and `model`, below which a model is looked for.
 _MOST_OUTER = 3
 # The smallest number of tensors of a language model, where those of all layers count once.
@@ -120,7 +129,9 @@ def plan_of(
     diffusion = find_diffusion(header_of(weights)) if part is ModelPart.WHOLE else None
     native = _native(weights, format_name, names) if diffusion is None else diffusion.convention
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
+    keeps_names = wanted == native == "hugging_face"
     crosses = wanted is not None and wanted != native
+    crosses |= keeps_names and _leaves_mlx_form(weights, is_cast=is_cast)
     _check_parts(part, mmproj, native, wanted)
     stored = weights
     is_gguf = format_name == "gguf"
@@ -159,6 +170,7 @@ def plan_of(
             # Only some types depend on the family of a model, and recognizing it takes a while.
             plan = replace(plan, describe=cache(partial(_describe_model, weights)))
         notes = [_IN_ONE_FILE] if names is Names.AUTO and native == "gguf" and not is_gguf else []
+        notes += _describe_others(weights) if keeps_names else ()
         plan = replace(plan, notes=(*plan.notes, *notes))
         if apart and is_model:
             plan = replace(plan, documents=make_unquantized_config(stored))
@@ -168,6 +180,35 @@ def plan_of(
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
         plan = store_in_own_dtypes(plan, together, stored, tower)
     return select(plan, include, exclude)
+
+
+def _leaves_mlx_form(weights: Checkpoint, *, is_cast: bool) -> bool:
+    """Whether a model in the form of MLX gets Hugging Face's; weights stay quantized in its form.
+
+    A model of unknown family keeps tensors that may also have their names in Hugging Face's form.
+    """
+    header = header_of(weights)
+    if not is_mlx(header) or (not is_cast and list_scheme_tensors(header)):
+        return False
+    kind = read_config(header)[1].get("model_type")
+    return has_mlx_tensors(header) or any(kind in line.model_types for line in FAMILIES.values())
+
+
+def _describe_others(weights: Checkpoint) -> Iterator[str]:
+    """Yield notes on tensors that are copied although the class of the model has no such ones."""
+    if is_mlx(header_of(weights)):
+        yield _IN_MLX_FORM
+        return
+    from weightctl.families import recognize
+
+    with suppress(ArchitectureError):
+        checkpoint = recognize(weights)
+        together = list_scheme_tensors(header_of(weights))
+        if others := [name for name in checkpoint.unexpected if name not in together]:
+            yield (
+                f"copied, although {checkpoint.family.name} models do not have these tensors: "
+                f"{join_names(others, _MOST_NAMED)}"
+            )
 
 
 def _plan_diffusion(
