@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from commands import run_command
 from each import each
-from weightctl import families
+from lazy import load_file, save_file
+from weightctl import families, open_weights, recognize
 from weightctl.errors import FormatError
-from weightctl.families import FAMILIES
+from weightctl.families import FAMILIES, add_family, added
+from weightctl.families.added import with_families
 from weightctl.families.family_files import read_family
 
 if TYPE_CHECKING:
@@ -79,6 +84,10 @@ FAULTS = [
     ("[keys]", "[experts]\nparts = ['']\n[keys]", 11, "experts.parts"),
     ("[types.toy]", 'fusions = ["qk"]\n[types.toy]', 5, "fusions"),
     ("[types.toy]", 'model = "os:system"\n[types.toy]', 5, "model"),
+    ("[types.toy]", 'beside = ["("]\n[types.toy]', 5, "beside"),
+    ("[types.toy]", 'layers = "{0.real}"\n[types.toy]', 5, "layers"),
+    ('"mlp.w1"', '"mlp.{name}"', 9, 'tensors."mlp.up"'),
+    ('"mlp.w1"', '{gguf = "ffn_{"}', 9, 'tensors."mlp.up".gguf'),
     ("[types.toy]", 'runs = "no"\n[types.toy]', 5, "runs"),
     ("[types.toy]", "fusions = [{parts = []}]\n[types.toy]", 5, "fusions"),
 ]  # fmt: skip
@@ -144,3 +153,115 @@ def test_the_page_has_a_file_that_is_read_and_explains_each_entry(tmp_path: Path
             for row in rows.values():
                 used |= row.keys() if isinstance(row, dict) else set()
     assert {name for name in used - {"tensors", "keys"} if f"`{name}`" not in page} == set()
+
+
+# A family of the user's
+
+OWN = """\
+base = "llama"
+standard = "llama"
+checked = ["decoder"]
+[types.toy]
+class = "ToyForCausalLM"
+[tensors]
+"mlp.gate" = "mlp.w1"
+"mlp.up" = "mlp.w3"
+"mlp.down" = "mlp.w2"
+"""
+NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Every command that recognizes families; {} is the model, its file, and a new place.
+COMMANDS = [
+    "ls model",
+    "stat model",
+    "diff model model",
+    "convert model out.gguf --quant Q8_0",
+    "convert model out.gguf --on processes:2",
+    "shard model out --tp 2",
+    "check model",
+    "verify model --skip forward",
+    "tasks model out.gguf",
+    "imatrix model -o out.gguf --chunks 1 --context 64",
+]
+
+
+@pytest.fixture(scope="module")
+def place(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a model of a new family, and the file that describes the family."""
+    place = tmp_path_factory.mktemp("own")
+    shutil.copytree(tiny_llama, place / "model")
+    tensors = {
+        re.sub("|".join(NAMES), lambda found: NAMES[found[0]], name): tensor
+        for name, tensor in load_file(place / "model" / "model.safetensors").items()
+    }
+    save_file(tensors, place / "model" / "model.safetensors", {"format": "pt"})
+    config = json.loads((place / "model" / "config.json").read_text())
+    config |= {"model_type": "toy", "architectures": ["ToyForCausalLM"]}
+    (place / "model" / "config.json").write_text(json.dumps(config))
+    (place / "toy.toml").write_text(OWN)
+    return place
+
+
+@each("command", COMMANDS)
+def test_each_command_takes_a_family(command: str, place: Path) -> None:
+    for name in ("out", "out.gguf"):
+        shutil.rmtree(place / name, ignore_errors=True)
+        (place / name).unlink(missing_ok=True)
+    done = run_command(*command.split(), "--family", "toy.toml", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "toy" not in FAMILIES
+
+
+def test_a_model_of_it_comes_back_from_gguf(place: Path, tmp_path: Path) -> None:
+    own = ("--family", place / "toy.toml")
+    model, gguf, back = place / "model", tmp_path / "out.gguf", tmp_path / "back"
+    assert "does not support" in run_command("convert", model, gguf).stderr
+    assert run_command("convert", model, gguf, *own).returncode == 0
+    assert run_command("convert", gguf, back, *own).returncode == 0
+    assert run_command("diff", model, back, "--values").returncode == 0
+    assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
+    assert run_command("ls", *own, "--families").stdout.count("toy") > 1
+
+
+@each(
+    "name, text, match",
+    [
+        ("llama", OWN, "the name `llama` belongs to the family llama"),
+        ("toy", OWN.replace("[types.toy]", "[types.qwen3]"), "`qwen3` belongs to the family qwen3"),
+        ("toy", 'base = "llama"', "has no `types`"),
+        ("toy", OWN.replace("llama", "other", 1), "line 1: `base` is `other`"),
+    ],
+)
+def test_a_family_that_cannot_be_added_is_refused(
+    name: str, text: str, match: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.toml").write_text(text)
+    before = dict(FAMILIES)
+    with pytest.raises(FormatError, match=match):
+        add_family(tmp_path / f"{name}.toml")
+    assert before == FAMILIES
+
+
+def test_a_file_that_is_added_again_is_read_again(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "toy.toml"
+    with with_families([]):
+        for class_name in ("First", "Second"):
+            path.write_text(OWN.replace("ToyForCausalLM", class_name))
+            assert add_family(path) == "toy"
+            assert FAMILIES["toy"].load().model_types["toy"].class_name == class_name
+        assert recognize(open_weights(place / "model")).family.name == "toy"
+    assert "toy" not in FAMILIES
+
+
+def test_installed_packages_add_families(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Point:
+        def load(self) -> Path:
+            return place / "toy.toml"
+
+    def list_points(group: str) -> list[Point]:
+        return [Point()] if group == "weightctl.families" else []
+
+    monkeypatch.setattr("importlib.metadata.entry_points", list_points)
+    added.add_installed_families.cache_clear()
+    with with_families([]):
+        assert recognize(open_weights(place / "model")).family.name == "toy"
+    added.add_installed_families.cache_clear()

@@ -50,6 +50,10 @@ COMMANDS: dict[str, str] = {
     "tasks": "weightctl.cli.tasks:app",
 }
 
+# The commands that recognize model families.
+_RECOGNIZING = {"ls", "stat", "diff", "convert", "imatrix", "merge", "extract", "shard", "check",
+                "verify", "tasks"}  # fmt: skip
+
 
 class _Commands(typer.core.TyperGroup):
     """A Typer group whose commands are those of `COMMANDS`."""
@@ -110,7 +114,29 @@ def _make_command(name: str, reference: str) -> Any:
             _evaluate_annotations(info.callback)
     command = get_command(made)
     command.name = name
+    if name in _RECOGNIZING:
+        command.params.append(_family_option())
     return command
+
+
+def _family_option() -> Any:
+    """Return the option for further families, which is the same in all commands that have it."""
+
+    def add(ctx: Any, _: Any, paths: tuple[str, ...]) -> None:
+        if paths and not ctx.resilient_parsing:
+            from weightctl.families.added import with_families  # only if the option is given
+
+            ctx.with_resource(with_families(paths))
+
+    return typer.core.TyperOption(
+        param_decls=["--family"],
+        multiple=True,
+        is_eager=True,
+        expose_value=False,
+        callback=add,
+        metavar="FILE",
+        help="Also support the model family that a file describes (docs/families.md). Repeatable.",
+    )
 
 
 def _evaluate_annotations(function: Callable[..., Any]) -> None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from weightctl.system.registry import load, load_on_use
 
 if TYPE_CHECKING:
+    from weightctl.families.added import add_family
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.families.family import Family
     from weightctl.families.recognition import recognize
 
-__all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "recognize"]
+__all__ = ["FAMILIES", "FamilyLine", "RecognizedModel", "add_family", "recognize"]
 
 
 class FamilyLine(NamedTuple):
@@ -24,14 +25,18 @@ class FamilyLine(NamedTuple):
     - `gguf`: the value of GGUF's `general.architecture`, which several families can share.
     - `model_types`: the values of `model_type` in config.json. If several families have the same
       one, the `model_type` of the text model (`text_config`) decides between them.
+    - `family`: the family itself, if its file was added (`families/added.py`).
     """
 
     source: str
     gguf: str
     model_types: tuple[str, ...]
+    family: Family | None = None
 
     def load(self) -> Family:
         """Read or import the family."""
+        if self.family is not None:
+            return self.family
         if self.source.endswith(".toml"):
             return _read_table(self.source)
         return cast("Family", load(f"{self.source}:FAMILY"))
@@ -179,6 +184,7 @@ FAMILIES: dict[str, FamilyLine] = {
 }
 
 _NAMES = {
+    "add_family": "weightctl.families.added:add_family",
     "RecognizedModel": "weightctl.families.checkpoint:RecognizedModel",
     "recognize": "weightctl.families.recognition:recognize",
 }

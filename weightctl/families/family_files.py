@@ -50,13 +50,13 @@ _T = TypeVar("_T")
 _LAYER = "layers.{}."
 _FORMULA = re.compile(r"= (?:(\d+) \* )?([a-z_][\w.]*)(?: / ([a-z_][\w.]*))?")
 _NULL = "= null"
+_FILLED = re.compile(r"\{(?:expert|kind)?\}")
 _MOST_NAMED = 40
 _PARTS = 3
 _HINT = "the section on model families in docs/contributing.md explains each entry"
 # The fields of a `Family` that the file has under the same names.
 _TEXTS = ("gguf", "prefix", "lacks")
 _FLAGS = ("in_llama_cpp", "keeps_window", "heads_fill_hidden")
-_LISTS = ("other_prefixes", "beside")
 _MAPS = ("blocks", "older", "spellings")
 # What a family has of its base, besides tensors, keys and blocks. Rules are always stated.
 _INHERITED = ("fusions", "prefix", "other_prefixes", "spellings")
@@ -131,6 +131,23 @@ class _Table:
         """Take a text."""
         return self._take(name, str, "a text", default)
 
+    def template(self, name: str, default: str | None = None) -> str:
+        """Take the name of a tensor, in which only numbers can be filled in."""
+        found = self.text(name, default)
+        if set("{}") & set(_FILLED.sub("", found)):
+            self.fail("has braces other than `{}`, `{expert}` and `{kind}`", name)
+        return found
+
+    def patterns(self, name: str) -> tuple[str, ...]:
+        """Take a list of regular expressions."""
+        found = self.texts(name)
+        try:
+            for pattern in found:
+                re.compile(pattern)
+        except re.error as error:
+            self.fail(f"has a pattern that is not valid: {error}", name)
+        return found
+
     def number(self, name: str) -> int:
         """Take a whole number."""
         return self._take(name, int, "a whole number", None)
@@ -202,7 +219,8 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     )
     if not top.flag("runs", default=True):
         given["module"] = ""
-    given |= {each: top.texts(each) for each in _LISTS if each in top}
+    given |= {each: top.patterns(each) for each in ("beside",) if each in top}
+    given |= {each: top.texts(each) for each in ("other_prefixes",) if each in top}
     given |= {each: _read_map(top.table(each)) for each in _MAPS if each in top}
     if base is not None:
         inherited = {each: getattr(base, each) for each in _INHERITED}
@@ -230,9 +248,12 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     if "checked" in top:
         given["checked"] = _read_checks(top)
     classes = _read_map(top.table("multimodal"))
+    types = dict(_read_types(top.table("types")))
+    if not types:
+        top.fail("has no `types`, the model types of config.json")
     family = Family(
         name=name,
-        model_types=dict(_read_types(top.table("types"))),
+        model_types=types,
         names=names,
         keys=with_keys(keys, *made, without=left_out),
         **given,
@@ -304,7 +325,7 @@ def _read_lines(top: _Table, base: Family | None) -> tuple[Name, ...]:
     names = () if base is None else base.names
     if "tensors_from" in top:
         names = load(top.choose("tensors_from", LINE_GROUPS, "the group of tensors"))
-    layers = top.text("layers", "model.layers.{}.")
+    layers = top.template("layers", "model.layers.{}.")
     return adapt(names, dict(_read_changes(top.table("tensors"), layers)))
 
 
@@ -318,7 +339,7 @@ def _read_changes(rows: _Table, layers: str) -> Iterable[tuple[str, Mapping[str,
             rows.flag(role)
             yield role, None
         elif isinstance(content, str):
-            yield role, {"hugging_face": (layers if in_layers else "") + rows.text(role)}
+            yield role, {"hugging_face": (layers if in_layers else "") + rows.template(role)}
         else:
             row = rows.table(role)
             if usual is None:
@@ -332,7 +353,7 @@ def _read_line(row: _Table, layers: str) -> Iterable[tuple[str, Any]]:
     for name, field in _CONVENTIONS.items():
         if name in row:
             is_there = row.peek(name) is not False or row.flag(name)
-            yield field, before[name] + row.text(name) if is_there else None
+            yield field, before[name] + row.template(name) if is_there else None
     for name, (field, take) in _OF_LINES.items():
         if name in row:
             yield field, take(row, name)
@@ -380,7 +401,7 @@ def _read_experts(
         if change is None:
             table.fail("cannot be left out of the experts", "tensors", role)
         more[role] = change
-    layer, dense = table.text("layers", "mlp."), table.flag("dense")
+    layer, dense = table.template("layers", "mlp."), table.flag("dense")
     made = expert_lines(names, layer, parts=(gate, up, down), more=more, dense=dense)
     rows = expert_keys(
         keys,
@@ -408,7 +429,7 @@ def _read_fusions(top: _Table) -> Iterable[Fusion]:
         table = top.within(each, "fusions")
         yield Fusion(
             convention="hugging_face",
-            name=table.text("name"),
+            name=table.template("name"),
             parts=tuple(_LAYER + part for part in table.texts("parts")),
             of_experts=table.flag("of_experts"),
         )

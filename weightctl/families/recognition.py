@@ -20,6 +20,9 @@ from weightctl.text.untyped import is_object
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from weightctl.families import FamilyLine
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
@@ -63,7 +66,7 @@ def find_named_family(weights: Checkpoint) -> Family | None:
     """
     metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     name = metadata[ARCHITECTURE].content
-    alike = [line.load() for line in FAMILIES.values() if line.gguf == name]
+    alike = [line.load() for line in _select(lambda line: line.gguf == name)]
     named = [
         family
         for family in alike
@@ -142,7 +145,7 @@ def find_typed_family(weights: Checkpoint, document: Mapping[str, Any], where: s
     Raises `UnknownArchitectureError` if the family is not supported.
     """
     found = document.get(MODEL_TYPE)
-    lines = [line for line in FAMILIES.values() if found in line.model_types]
+    lines = _select(lambda line: found in line.model_types)
     text: Any = document.get("text_config")
     kind = text.get(MODEL_TYPE) if len(lines) > 1 and is_object(text) else None
     if len(lines) > 1:
@@ -157,6 +160,17 @@ def find_typed_family(weights: Checkpoint, document: Mapping[str, Any], where: s
     raise UnknownArchitectureError(says, hint=_hint(weights, "hugging_face", document))
 
 
+def _select(is_wanted: Callable[[FamilyLine], bool]) -> list[FamilyLine]:
+    """Return lines of the table; those of installed packages if no other is wanted."""
+    found = [line for line in FAMILIES.values() if is_wanted(line)]
+    if not found:
+        from weightctl.families.added import add_installed_families  # it looks for packages
+
+        if add_installed_families():
+            found = [line for line in FAMILIES.values() if is_wanted(line)]
+    return found
+
+
 def _says(key: str, found: object, where: str) -> str:
     if found is None:
         return f"{where} has no {key}"
@@ -166,4 +180,5 @@ def _says(key: str, found: object, where: str) -> str:
 def _hint(weights: Checkpoint, convention: NamingConvention, document: Mapping[str, Any]) -> str:
     header = header_of(weights)
     near = describe_nearest(header.tensors.values(), convention, document, header.metadata)
-    return "; ".join(filter(None, ("`weightctl ls --families` lists the supported families", near)))
+    known = "`weightctl ls --families` lists the supported families, and --family adds one"
+    return "; ".join(filter(None, (known, near)))

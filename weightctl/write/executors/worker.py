@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weightctl.adapters.paths import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
+from weightctl.families import FAMILIES
 from weightctl.storage.location import absolute, without_file_scheme
 from weightctl.write.describe import identify_run
 from weightctl.write.targets import Target
@@ -81,10 +82,14 @@ class PlannedOutput(Protocol):
 
 
 class PlanRequest(NamedTuple):
-    """A function such as `convert` and its arguments, from which each worker makes the plan."""
+    """A function such as `convert` and its arguments, from which each worker makes the plan.
+
+    `families` are the files of families that were added.
+    """
 
     function: Callable[..., PlannedOutput]
     arguments: Mapping[str, Any]
+    families: Sequence[str]
 
     @classmethod
     def of(cls, function: Callable[..., PlannedOutput], given: Mapping[str, Any]) -> Self | None:
@@ -110,10 +115,15 @@ class PlanRequest(NamedTuple):
                 path: str = os.fspath(value)
                 if name in _ALWAYS_PATHS or os.path.isfile(without_file_scheme(path)):
                     arguments[name] = absolute(path)
-        return cls(function, arguments)
+        added = [line.source for line in FAMILIES.values() if line.family is not None]
+        return cls(function, arguments, added)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
         """Make the plan from the headers of the source; raises the errors of planning."""
+        for path in self.families:
+            from weightctl.families.added import add_family  # most runs have none
+
+            add_family(path)
         planned = self.function(**self.arguments)
         return planned.make_work(threads=threads, memory=memory)
 
