@@ -173,6 +173,17 @@ def test_quantized_experts_are_decoded_from_one_tensor(tmp_path: Path) -> None:
     assert "quantization" not in config
 
 
+@each("name, is_noted", [("qwen3moe", True), ("qwen2moe", False), ("granite4", True)])
+def test_a_note_names_quantized_weights_that_mlx_does_not_load(
+    tmp_path: Path, name: str, is_noted: bool
+) -> None:
+    source = tiny.write(tmp_path / "source", name)
+    done = weightctl.convert(source, tmp_path / "out", quant="MLX-4bit", dry_run=True)
+    assert any("mlx-lm does not load" in note for note in done.notes) == is_noted
+    other = weightctl.convert(source, tmp_path / "out", quant="W4A16", dry_run=True)
+    assert not any("mlx-lm" in note for note in other.notes)
+
+
 def test_a_quantized_directory_that_is_copied_stays_one_of_mlx(tmp_path: Path) -> None:
     _, source = quantized(tmp_path)
     done = weightctl.convert(source, tmp_path / "copy")

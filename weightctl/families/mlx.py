@@ -29,6 +29,7 @@ _OWN_NAME = re.compile(
     r"\.(switch_mlp|switch_glu|embed_q|unembed_out)\.|\.experts\.(gate|up|down)_proj\.(weight|scales)$"
 )
 _CONVOLUTION = re.compile(r"conv(_?1d)?\.weight$")
+_CHANGED = re.compile(r"\.experts\.\d|\.shared_mlp\.")
 HINT = (
     "the checkpoint has the form of MLX, and weightctl cannot undo it for this model: convert the "
     "original checkpoint of Hugging Face instead"
@@ -61,6 +62,17 @@ def list_fusions(family: Family) -> Iterator[Fusion]:
                     of_experts="{expert}" in part,
                     of_mlx=True,
                 )
+
+
+def describe_unread(model_type: object, quantized: Iterable[str]) -> Iterator[str]:
+    """Yield a note if mlx-lm does not load weights that are quantized under these names."""
+    name = next(filter(_CHANGED.search, quantized), None)
+    if name and model_type in _read_table()["model_types"]["changed_before_quantizing"]:
+        yield (
+            f"mlx-lm does not load `{name}` and similar weights: for `{model_type}`, it changes "
+            "their form only before they are quantized; for a directory that it loads, run "
+            "`mlx_lm.convert -q` on the unquantized model"
+        )
 
 
 class MlxForm:

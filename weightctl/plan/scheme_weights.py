@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
+from weightctl.families.mlx import describe_unread
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.plan.cast import is_layer_matrix
 from weightctl.plan.plan import Item
@@ -112,6 +113,8 @@ def store_in_scheme(
     consulted = {recipe.path: "the recipe"} if recipe.path else {}
     if importance is not None:
         consulted[importance.path] = "the importance matrix"
+    of_mlx = [e.item.info.name for e in decisions if e.is_quantized and "MLX" in str(e.choice)]
+    notes = describe_unread(settings.get("model_type"), of_mlx)
     document = {**settings, **_describe_settings(plan, decisions)}
     choices = dict.fromkeys(str(each.choice) for each in decisions if each.is_quantized)
     return replace(
@@ -121,7 +124,13 @@ def store_in_scheme(
         documents={**plan.documents, CONFIG: json_document(document)},
         scheme=" and ".join(choices),
         consulted={**plan.consulted, **consulted},
-        notes=(*plan.notes, *describe_decisions(recipe, decisions), *search_notes, *scaled.notes),
+        notes=(
+            *plan.notes,
+            *describe_decisions(recipe, decisions),
+            *search_notes,
+            *scaled.notes,
+            *notes,
+        ),
     )
 
 
