@@ -339,9 +339,9 @@ REFUSALS = (
 # What differs of models that are the same: a type without a window, keys of a model in which all
 # queries share one head of keys, and llama3's settings, which are compared by what they divide by.
 SAME = {
-    "model_type", "num_ln_in_parallel_attn", "num_kv_heads", "new_decoder_architecture",
-    "rope_parameters.low_freq_factor", "rope_parameters.high_freq_factor",
-    "rope_parameters.original_max_position_embeddings",
+    "model_type", "multi_query", "num_ln_in_parallel_attn", "num_kv_heads",
+    "new_decoder_architecture", "rope_parameters.low_freq_factor",
+    "rope_parameters.high_freq_factor", "rope_parameters.original_max_position_embeddings",
 }  # fmt: skip
 
 

@@ -52,7 +52,13 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_new(fields: Fields) -> bool:
-    return fields["kv_heads"] > 1 or not fields.get("shared_norm", True)
+    # With a KV head for each query head, both architectures are the same.
+    is_grouped = fields["kv_heads"] not in {1, fields["heads"]}
+    return is_grouped or not fields.get("shared_norm", True)
+
+
+def _shares_head(fields: Fields) -> bool | None:
+    return None if fields["kv_heads"] == 1 or _is_new(fields) else False
 
 
 def _has_one_norm(fields: Fields) -> bool:
@@ -91,6 +97,8 @@ _NORM_KEYS = (
     Key(field="shared_norm", kind=FLAG, default=_has_one_norm,
         seen=IsAbsent("blk.0.attn_norm_2.weight")),
     Key(field="is_new", kind=FLAG, default=_is_new, hugging_face=_NEW, written=True),
+    Key(field="shares_head", kind=FLAG, default=None, gguf_default=_shares_head,
+        hugging_face="multi_query", is_in_weights=True),
 )  # fmt: skip
 
 FAMILY = Family(
