@@ -265,3 +265,57 @@ def test_installed_packages_add_families(place: Path, monkeypatch: pytest.Monkey
     with with_families([]):
         assert recognize(open_weights(place / "model")).family.name == "toy"
     added.add_installed_families.cache_clear()
+
+
+def test_a_draft_says_what_is_not_decided(place: Path) -> None:
+    done = run_command("ls", place / "model", "--draft-family")
+    assert done.returncode == 0, done.stderr
+    draft = tomllib.loads(done.stdout)
+    assert draft["base"] == "llama"
+    assert draft["types"] == {"toy": {"class": "ToyForCausalLM"}}
+    assert draft["tensors"] == {"mlp.gate": False, "mlp.up": False, "mlp.down": False}
+    assert re.findall(r'# undecided: "(\S+)" ', done.stdout) == [
+        f"model.layers.N.mlp.w{number}" for number in (1, 2, 3)
+    ]
+    assert "Complete it" in done.stdout
+
+
+def test_a_draft_of_a_model_with_other_names_is_read(tiny_llama: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    tensors = load_file(model / "model.safetensors")
+    renamed = {name.replace("self_attn.", "attention."): each for name, each in tensors.items()}
+    renamed = {re.sub(r"attention\.([qkv])_proj", r"attention.w\1", name).replace(
+        "attention.o_proj", "attention.wo"): each for name, each in renamed.items()}  # fmt: skip
+    save_file(renamed, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": "renamed"}))
+    done = run_command("ls", model, "--draft-family")
+    assert "weightctl reads the model with it" in done.stdout
+    (tmp_path / "renamed.toml").write_text(done.stdout)
+    own = ("--family", tmp_path / "renamed.toml")
+    assert run_command("convert", model, tmp_path / "a.gguf", *own).returncode == 0
+    assert run_command("convert", tiny_llama, tmp_path / "b.gguf").returncode == 0
+    done = run_command("diff", tmp_path / "a.gguf", tmp_path / "b.gguf", "--hash")
+    assert "30 tensors, no difference" in done.stdout
+
+
+def test_a_hostile_name_does_not_end_a_comment(place: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(place / "model", model)
+    tensors = load_file(model / "model.safetensors")
+    tensors['x\n[types.evil]\nclass = "Evil".weight'] = tensors.pop("lm_head.weight")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "../evil\nbase = 1", "key\n[types.evil]": 1}
+    (model / "config.json").write_text(json.dumps(config))
+    done = run_command("ls", model, "--draft-family")
+    assert tomllib.loads(done.stdout)["types"].keys() == {config["model_type"]}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@each("options", [["--json"], ["--flat"], ["--scan"], ["--meta"]])
+def test_a_draft_is_one_file(options: list[str], place: Path) -> None:
+    done = run_command("ls", place / "model", "--draft-family", *options)
+    assert done.returncode == 2
+    assert "--draft-family" in done.stderr

@@ -31,6 +31,7 @@ class ListChoices(NamedTuple):
     fit: str | None
     context: int | None
     kv_type: str | None
+    draft: bool
 
     @property
     def is_flat(self) -> bool:
@@ -49,6 +50,12 @@ class ListChoices(NamedTuple):
                 "--depth, --flat, -l, --sort, --hash, --meta, --values, --fit, --include or "
                 "--exclude",
                 hint="leave out --scan, or the other options",
+            )
+        if self.draft and (self.scan or self.several or self.as_json or any(others)):
+            raise WeightctlError(
+                "--draft-family prints one file, and cannot be combined with other options or "
+                "several models",
+                hint="leave out the other options, and name one model",
             )
         if self.depth is not None and self.is_flat:
             raise WeightctlError(

@@ -193,6 +193,13 @@ def ls(
             help="List the supported model families, and exit. No MODEL is needed.",
         ),
     ] = False,
+    draft: Annotated[
+        bool,
+        typer.Option(
+            "--draft-family",
+            help="Print a draft of a file for --family, for a model whose family is not supported.",
+        ),
+    ] = False,
     as_json: Json = False,
     source: From = None,
     quiet: Quiet = False,
@@ -210,7 +217,7 @@ def ls(
         )
     asked = ListChoices(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
-        len(paths) > 1, scan, values, fit, context, kv_type,
+        len(paths) > 1, scan, values, fit, context, kv_type, draft,
     )  # fmt: skip
     asked.check()
     if scan:
@@ -241,8 +248,8 @@ def ls(
 
 def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCounts) -> bool:
     """Show a checkpoint; return False if it does not fit into the memory of --fit."""
-    if asked.meta:
-        _show_value(path, weights, asked)
+    if asked.meta or asked.draft:
+        _show_text(path, weights, asked)
         return True
     from weightctl.cli.contents import Contents
 
@@ -278,7 +285,12 @@ def _show_fit(path: str, contents: Contents, asked: ListChoices, fit: FitResult)
     show_table(fit.list_rows())
 
 
-def _show_value(path: str, weights: Checkpoint, asked: ListChoices) -> None:
+def _show_text(path: str, weights: Checkpoint, asked: ListChoices) -> None:
+    if asked.draft:
+        from weightctl.families.drafts import draft_family
+
+        show_text(draft_family(weights))
+        return
     from weightctl.cli.metadata import find, show_value
 
     value = find(header_of(weights).metadata, asked.meta or "", path)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _T = TypeVar("_T")
+# The folder with weightctl's own files.
+TABLES = Path(__file__).parent / "tables"
 _LAYER = "layers.{}."
 _FORMULA = re.compile(r"= (?:(\d+) \* )?([a-z_][\w.]*)(?: / ([a-z_][\w.]*))?")
 _NULL = "= null"

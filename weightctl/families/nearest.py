@@ -12,7 +12,7 @@ from weightctl.text.folding import mask_numbers
 from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from weightctl.families.family import Family, Name
     from weightctl.families.keys import NamingConvention
@@ -28,7 +28,13 @@ _ASIDE = HARMLESS | {
 }  # fmt: skip
 
 
-class _Likeness(NamedTuple):
+class Likeness(NamedTuple):
+    """How similar a model is to a family.
+
+    `common` are the names of tensors that both have, `beyond` those that the family does not have,
+    and `unread` the keys of the config that it does not read. Numbers in names are masked.
+    """
+
     family: Family
     common: set[str]
     beyond: list[str]
@@ -36,7 +42,7 @@ class _Likeness(NamedTuple):
 
 
 def describe_nearest(
-    tensors: Iterable[TensorInfo],
+    tensors: Collection[TensorInfo],
     convention: NamingConvention,
     document: Mapping[str, Any] | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
@@ -47,13 +53,9 @@ def describe_nearest(
     (`document`) or of GGUF's `metadata` that it does not read. It is empty if no family has a third
     of the tensors.
     """
-    kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
-    keys = _list_keys(document or {}, metadata or {})
-    likenesses = [
-        _measure_likeness(line.load(), kinds, convention, keys) for line in FAMILIES.values()
-    ]
-    closest = max(likenesses, key=lambda each: (len(each.common), -len(each.unread)))
-    if 3 * len(closest.common) < len(kinds) or not kinds:
+    kinds = {mask_numbers(each.name) for each in tensors if not is_buffer(each)}
+    closest = find_nearest(tensors, convention, document, metadata)
+    if closest is None:
         return ""
     share = (
         f"the closest is {closest.family.name}, which has {len(closest.common)} of the "
@@ -65,7 +67,27 @@ def describe_nearest(
     if closest.unread:
         shown = join_names([f"`{key}`" for key in closest.unread], _MOST)
         return f"{share}, but does not read {shown} of the config, so it computes something else"
-    return f"{share}, and supports all keys of its config" if keys[convention] else share
+    has_keys = _list_keys(document or {}, metadata or {})[convention]
+    return f"{share}, and supports all keys of its config" if has_keys else share
+
+
+def find_nearest(
+    tensors: Iterable[TensorInfo],
+    convention: NamingConvention,
+    document: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
+) -> Likeness | None:
+    """Return the supported family that is most similar to a model.
+
+    None if no family has a third of the tensors.
+    """
+    kinds = dict.fromkeys(mask_numbers(each.name) for each in tensors if not is_buffer(each))
+    keys = _list_keys(document or {}, metadata or {})
+    likenesses = [
+        _measure_likeness(line.load(), kinds, convention, keys) for line in FAMILIES.values()
+    ]
+    closest = max(likenesses, key=lambda each: (len(each.common), -len(each.unread)))
+    return None if 3 * len(closest.common) < len(kinds) or not kinds else closest
 
 
 def _list_keys(
@@ -94,7 +116,7 @@ def _measure_likeness(
     kinds: Iterable[str],
     convention: NamingConvention,
     keys: Mapping[NamingConvention, list[str]],
-) -> _Likeness:
+) -> Likeness:
     names = (
         each
         for line in family.names
@@ -110,7 +132,7 @@ def _measure_likeness(
         "hugging_face": {key.hugging_face.partition(".")[0] for key in family.keys},
     }
     unread = [key for key in keys[convention] if key not in read[convention]]
-    return _Likeness(family, common, beyond, unread)
+    return Likeness(family, common, beyond, unread)
 
 
 def _name_kind(family: Family, line: Name, convention: NamingConvention, kind: str) -> str | None:
