@@ -43,7 +43,6 @@ FAULTS = [
     ('"rope"', '"ropes"', 3, "standard"),
     ('"rope"', "3", 3, "standard"),
     ('"rope"', '"os:system"', 3, "standard"),
-    ('"rope"', '["rope"]', 3, "standard"),
     ('["decoder"]\n[types', '"decoder"\n[types', 4, "checked"),
     ('["decoder"]\n[types', '["weights"]\n[types', 4, "checked"),
     ('["decoder"]\n[types', '["decoder", "windows"]\n[types', 4, "checked"),
@@ -75,6 +74,7 @@ FAULTS = [
     ("{default = 5e5}", "{kind = {}}", 11, "keys.rope_base.kind"),
     ("{default = 5e5}", "{only = 3}", 11, "keys.rope_base"),
     ("{default = 5e5}", '{default = "= 3 ** heads"}', 11, "keys.rope_base.default"),
+    ("{default = 5e5}", '{default = "= 3 * heads / hidden"}', 11, "keys.rope_base.default"),
     ("{default = 5e5}", "{default = \"= __import__('os')\"}", 11, "keys.rope_base.default"),
     ("{default = 5e5}", '{written = "yes"}', 11, "keys.rope_base.written"),
     ("{default = 5e5}", "{seen = {}}", 11, "keys.rope_base.seen"),
@@ -90,6 +90,34 @@ FAULTS = [
     ('"mlp.w1"', '{gguf = "ffn_{"}', 9, 'tensors."mlp.up".gguf'),
     ("[types.toy]", 'runs = "no"\n[types.toy]', 5, "runs"),
     ("[types.toy]", "fusions = [{parts = []}]\n[types.toy]", 5, "fusions"),
+    ("[types.toy]", 'fusions = [{name = "a", order = "b"}]\n[types.toy]', 5, "fusions.order"),
+    ('"rope"', '["rope", "os:system"]', 3, "standard"),
+    ('"rope"', "[[]]", 3, "standard"),
+    ('standard = "rope"', "rename = {new = 3}", 3, "rename.new"),
+    ("[types.toy]", 'is_of = {key = "k", is_nt = 3}\n[types.toy]', 5, "is_of.is_nt"),
+    ("[types.toy]", "is_of = {is = 3}\n[types.toy]", 5, "is_of"),
+    ("[types.toy]", 'differs = {rule = "os:system"}\n[types.toy]', 5, "differs.rule"),
+    ("[types.toy]", 'last_keys = [{kind = "size"}]\n[types.toy]', 5, "last_keys"),
+    ("[types.toy]", 'last_keys = [{field = "f"}]\n[types.toy]', 5, "last_keys"),
+    ("[types.toy]", 'last_keys = [{field="f",only=1, why="", x=1}]\n[types.toy]', 5, "last_keys.x"),
+    ('["decoder"]\nstandard', '[{field = "f"}]\nstandard', 2, "keys_from"),
+    ("[types.toy]", "rope_by_layer = {full = 1.0}\n[types.toy]", 5, "rope_by_layer"),
+    ('keys_from = ["decoder"]', 'keys_from = ["factors no_factor"]', 2, "keys_from"),
+    ("[keys]", '[experts]\ntensors_from = "decoder"\n[keys]', 11, "experts.tensors_from"),
+    ("[types.toy]", "first_keys = [3]\n[types.toy]", 5, "first_keys"),
+    ("[types.toy]", 'first_keys = ["encoder"]\n[types.toy]', 5, "first_keys"),
+    ("[types.toy]", 'head = {dense = "d", out = "o"}\n[types.toy]', 5, "head"),
+    ("[types.toy]", "mtp = {most = 1}\n[types.toy]", 5, "mtp"),
+    ("[types.toy]", 'mtp = {count = "n", tensors = {fc = ""}}\n[types.toy]', 5, "mtp.tensors.fc"),
+    ('keys_from = ["decoder"]', 'keys_from = ["decoder 3"]', 2, "keys_from"),
+    ('keys_from = ["decoder"]', 'keys_from = ["rope_sections 3"]', 2, "keys_from"),
+    ('keys_from = ["decoder"]', 'keys_from = [""]', 2, "keys_from"),
+    ("defaults = {layers = 2}", 'like = "llama"', 7, "types.toy.like"),
+    ("{layers = 2}", '{layers = "= 3 ** heads"}', 7, "types.toy.defaults.layers"),
+    ("{default = 5e5}", '{kind = {layer = "a"}}', 11, "keys.rope_base.kind"),
+    ("{default = 5e5}", "{kind = {choice = 3}}", 11, "keys.rope_base.kind.choice"),
+    ("{default = 5e5}", "{kind = {uniform = [1, 2, 3]}}", 11, "keys.rope_base.kind.uniform"),
+    ("{default = 5e5}", '{default = "= all layers but every"}', 11, "keys.rope_base.default"),
 ]  # fmt: skip
 
 
@@ -148,7 +176,8 @@ def test_the_page_has_a_file_that_is_read_and_explains_each_entry(tmp_path: Path
     used: set[str] = set()
     for path in (*TABLES.glob("*.toml"), tmp_path / "toy.toml"):
         file = tomllib.loads(path.read_text())
-        used |= file.keys() | file.get("experts", {}).keys()
+        for table in (file, *(file.get(part, {}) for part in ("experts", "mtp", "head"))):
+            used |= table.keys()
         for rows in (file["types"], file.get("tensors", {}), file.get("keys", {})):
             for row in rows.values():
                 used |= row.keys() if isinstance(row, dict) else set()

@@ -20,7 +20,6 @@ from weightctl.device import CPU
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
-from weightctl.families.cohere import FAMILY as COHERE
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.mtp import with_mtp_layers
 from weightctl.families.rotations import find_rotated_share
@@ -222,9 +221,9 @@ def test_each_head_is_normed_by_its_own_weights(ranks: int, tmp_path: Path) -> N
 @each("layers, has_norms", [(64, False), (63, True)])
 def test_norms_that_llama_cpp_does_not_expect_are_refused(layers: int, *, has_norms: bool) -> None:
     document = {"model_type": "cohere", "num_hidden_layers": layers, "use_qk_norm": has_norms}
-    fields = from_hugging_face(COHERE, document, "here").fields
+    fields = from_hugging_face(FAMILIES["cohere"].load(), document, "here").fields
     with pytest.raises(ArchitectureError, match=f"it has {layers} layers and"):
-        to_gguf(COHERE, fields)
+        to_gguf(FAMILIES["cohere"].load(), fields)
 
 
 # Kimi Linear and Qwen3.5: dimensions of 1 that differ, and configs of older versions.

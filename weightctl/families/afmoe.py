@@ -30,7 +30,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import FLAG, SIZE, Exactly
-from weightctl.families.layers import ONES, every_but, window_keys
+from weightctl.families.layers import ONES, every_but, window_flags
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard
 
@@ -44,7 +44,7 @@ _CALLED = {
     "shared_count": "num_shared_experts",
     "dense_first": "num_dense_layers",
 }
-_WORDS, _FLAGS = window_keys(_PERIOD, pattern=True)[1:]
+_WORDS, _FLAGS = window_flags(_PERIOD)
 
 
 def _by_period(fields: Fields) -> tuple[bool, ...]:

@@ -22,8 +22,7 @@ from weightctl.families.hybrid import check_kv_heads, hybrid_keys, hybrid_lines
 from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS, Exactly, show_value
 from weightctl.families.layers import ONES
-from weightctl.families.lines import DECODER, adapt, line
-from weightctl.families.llama import ROPE_ROWS
+from weightctl.families.lines import DECODER, ROPE_ROWS, adapt, line
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.state_space import (
     check_heads_of_states,

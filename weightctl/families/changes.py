@@ -9,7 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from weightctl.families.row_orders import half_split_order, interleaved_order, invert
+from weightctl.families.row_orders import (
+    group_heads,
+    half_split_order,
+    interleaved_order,
+    invert,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -378,6 +383,23 @@ class _Int32(_OfValues):
         return AsIntegers("I64")
 
 
+def _group_by_head(config: Any) -> Sequence[int]:
+    return group_heads(config.heads, (config.head_dim,) * 3)
+
+
+def _count_rows(config: Any) -> int:
+    """Return how many rows precede that of the first position; the last of them is for padding."""
+    return int(config.padding) + 1
+
+
+def squeezed_everywhere(axis: int) -> Squeezed:
+    """Return `Squeezed` for a tensor that our modules have without the dimension."""
+    return Squeezed(axis, is_run_without=True)
+
+
+ROWS_FOR_PADDING = LeadingRows(_count_rows)
+# In Hugging Face's convention, each head has the rows of its queries, keys and values together.
+BY_HEAD = Rows(_group_by_head, "queries, keys and values by head")
 TRANSPOSED: Change = _Transposed()
 PLUS_ONE: Change = PlusOffset(1.0)
 MINUS_EXP: Change = _MinusExp()

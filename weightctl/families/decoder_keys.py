@@ -162,11 +162,9 @@ MULTIPLIERS: Mapping[str, Key] = {
 }  # fmt: skip
 
 
-# The factors of Granite models.
-GRANITE_SCALES = tuple(
-    MULTIPLIERS[name]
-    for name in ("attention_scale", "embedding_scale", "residual_scale", "logit_divisor")
-)
+def list_multipliers(*names: str) -> tuple[Key, ...]:
+    """Return the keys of factors by their fields."""
+    return tuple(MULTIPLIERS[name] for name in names)
 
 
 def with_keys(
@@ -176,17 +174,15 @@ def with_keys(
 
     Keys of additional fields come last, so that their defaults can be computed from the rest.
     """
-    by_field: dict[str, list[Key]] = {}
-    for key in others:
-        by_field.setdefault(key.field, []).append(key)
+    added, replaced = {key.field for key in others}, set[str]()
     made: list[Key] = []
     for key in keys:
-        if key.field in by_field:
-            made += by_field[key.field]
-            by_field[key.field] = []
-        elif key.field not in without and key.field not in {each.field for each in others}:
-            made.append(key)
-    return (*made, *(key for rest in by_field.values() for key in rest))
+        if key.field not in added:
+            made += () if key.field in without else (key,)
+        elif key.field not in replaced:
+            made += (each for each in others if each.field == key.field)
+            replaced.add(key.field)
+    return (*made, *(key for key in others if key.field not in replaced))
 
 
 def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
-from weightctl.families.kinds import LAYERS, SIZE, OrNone
+from weightctl.families.kinds import SIZE, OrNone
 from weightctl.families.layers import ONES, every_but
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import LLAMA3_LINES
-from weightctl.families.rope_keys import ROPE_FACTORS, standard
-from weightctl.families.windowed_layers import LOCAL, WORDS, mark_windowed_layers, pattern_keys
+from weightctl.families.rope_keys import ROPE_FACTORS
+from weightctl.families.windowed_layers import LOCAL, WORDS, pattern_keys, standard_period
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from weightctl.families.keys import Fields
 
 _PERIOD, _WINDOW, _LAYERS_OF_32B = 4, 4096, 64
@@ -54,22 +52,6 @@ def _spread_pattern(fields: Fields) -> Any:
 def _mark_rotated(fields: Fields) -> tuple[bool, ...] | None:
     windowed: tuple[bool, ...] = fields["windowed_layers"]
     return None if fields["sliding_window"] is None else windowed
-
-
-def standard_windows(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json with a type for each layer, where older files state a period."""
-    found = standard(document)
-    period = document.get("sliding_window_pattern")
-    if document.get("layer_types") is not None or not period:
-        return found
-    layers = LAYERS.read(document.get("num_hidden_layers", 32))
-    if isinstance(period, str):  # a letter for each layer of a period, `L` for a window
-        windowed = tuple(period[layer % len(period)] == "L" for layer in range(layers))
-    else:
-        windowed = mark_windowed_layers(layers, SIZE.read(period))
-    if document.get("sliding_window", _WINDOW) is None:
-        windowed = (False,) * layers
-    return {**found, "layer_types": WORDS.write(windowed)}
 
 
 def _find_other_windows(fields: Fields) -> str | None:
@@ -125,6 +107,6 @@ FAMILY = Family(
             written=True),
         Key(field="rotated_layers", kind=ONES, default=_mark_rotated, gguf_default=_mark_rotated),
     ),
-    standard=standard_windows,
+    standard=standard_period,
     checked=_check_fields,
 )  # fmt: skip

@@ -90,15 +90,20 @@ SHARED_COUNT_KEYS = (
         gguf_default=_shared_width),
 )  # fmt: skip
 
+# The shares of the experts that a position uses.
+SHARE_KEYS = (
+    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
+        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
+    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
+        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
+)  # fmt: skip
+
 # The keys of DeepSeek-V3 and of the models that follow it; a family replaces those that differ with
 # `with_keys`.
 ROUTED_KEYS = (
     EXPERT_WIDTH,
     ROUTER_GATING,
-    Key(field="experts_normalized", kind=FLAG, default=False, gguf_default=False,
-        gguf="{arch}.expert_weights_norm", hugging_face="norm_topk_prob"),
-    Key(field="experts_scale", kind=_FACTOR, default=1.0, gguf_default=1.0,
-        gguf="{arch}.expert_weights_scale", hugging_face="routed_scaling_factor"),
+    *SHARE_KEYS,
     *GROUP_KEYS,
     *SHARED_COUNT_KEYS,
     *LEADING_DENSE_KEYS,

@@ -23,8 +23,20 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.fusions import Fusion, qkv_form
-from weightctl.families.groups import KEY_GROUPS, KINDS, LINE_GROUPS, MADE, MODELS, RULES, STEPS
+from weightctl.families.groups import (
+    EXPERT_LINES,
+    KEY_GROUPS,
+    KINDS,
+    LINE_GROUPS,
+    MADE,
+    MODELS,
+    ORDERS,
+    RULES,
+    STEPS,
+)
+from weightctl.families.heads import head_lines, with_prefix, without_head
 from weightctl.families.keys import (
+    REQUIRED,
     IsAbsent,
     Key,
     Present,
@@ -35,9 +47,21 @@ from weightctl.families.keys import (
     quotient,
     same,
 )
-from weightctl.families.kinds import ACTIVATION, Exactly, OrNone, Real, WholeNumber
-from weightctl.families.layers import FlagMeaning
+from weightctl.families.kinds import (
+    ACTIVATION,
+    Choice,
+    Exactly,
+    OrNone,
+    Real,
+    WholeNumber,
+    WholeReal,
+)
+from weightctl.families.latent import joined_form
+from weightctl.families.layer_rope import keys_of_global_layers, local_base_key
+from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES, adapt
+from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
+from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
 from weightctl.families.reshapes import InTurn
 from weightctl.system.registry import load
@@ -46,11 +70,15 @@ from weightctl.text.wording import join_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from weightctl.weights.metadata import MetadataValue
+
 _T = TypeVar("_T")
 # The folder with weightctl's own files.
 TABLES = Path(__file__).parent / "tables"
 _LAYER = "layers.{}."
-_FORMULA = re.compile(r"= (?:(\d+) \* )?([a-z_][\w.]*)(?: / ([a-z_][\w.]*))?")
+_FIELD = r"([a-z_][\w.]*)"
+_FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
+_LAYERS_FROM = re.compile(r"= all layers (?:but every (\d+|[a-z_]\w*)|from ([a-z_][\w.]*))")
 _NULL = "= null"
 _FILLED = re.compile(r"\{(?:expert|kind)?\}")
 _MOST_NAMED = 40
@@ -62,7 +90,7 @@ _FLAGS = ("in_llama_cpp", "keeps_window", "heads_fill_hidden")
 _MAPS = ("blocks", "older", "spellings")
 # What a family has of its base, besides tensors, keys and blocks. Rules are always stated.
 _INHERITED = ("fusions", "prefix", "other_prefixes", "spellings")
-_OF_ONE_RULE = ("completed", "unloaded", "is_of", "is_of_config", "not_run", "copied")
+_OF_ONE_RULE = ("completed", "unloaded", "is_of_config", "not_run", "copied")
 
 
 def read_family(path: str | Path, load_base: Callable[[str], Family]) -> Family:
@@ -154,6 +182,10 @@ class _Table:
         """Take a whole number."""
         return self._take(name, int, "a whole number", None)
 
+    def real(self, name: str) -> float:
+        """Take a number that is not a whole one."""
+        return self._take(name, float, "a number with a point", None)
+
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Take a flag."""
         return self._take(name, bool, "true or false", default)
@@ -227,18 +259,17 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     if base is not None:
         inherited = {each: getattr(base, each) for each in _INHERITED}
         given = {**inherited, **given, "blocks": {**base.blocks, **given.get("blocks", {})}}
-    for each in _OF_ONE_RULE:
-        if each in top:
-            given[each] = load(top.choose(each, RULES[each], "the rule"))
-    given |= {each: _read_rule(top, each) for each in ("standard", "differs") if each in top}
-    names = _read_lines(top, base)
+    given |= _read_rules(top)
+    names = _read_lines(top, base, given.get("prefix", ""))
     keys = () if base is None else base.keys
-    for group in _load_groups(top, "keys_from"):
+    for group in _read_groups(top, "keys_from"):
         keys = with_keys(keys, *group)
     if "experts" in top:
         names, keys = _read_experts(top.table("experts"), names, keys)
+    if "mtp" in top:
+        given["mtp"], names, keys = _read_mtp(top.table("mtp"), names, keys)
     if "fusions" in top:
-        given["fusions"] = tuple(_read_fusions(top))
+        given["fusions"] = tuple(_read_fusions(top, base))
     rows = top.table("keys")
     left_out = tuple(each for each in rows.names() if rows.peek(each) is False)
     made = [
@@ -247,17 +278,16 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
         if each not in left_out
         for key in _read_keys(rows, each, [key for key in keys if key.field == each])
     ]
-    if "checked" in top:
-        given["checked"] = _read_checks(top)
     classes = _read_map(top.table("multimodal"))
-    types = dict(_read_types(top.table("types")))
+    types = _read_types(top.table("types"), base)
     if not types:
         top.fail("has no `types`, the model types of config.json")
+    first, last = (_join(_read_groups(top, each)) for each in ("first_keys", "last_keys"))
     family = Family(
         name=name,
         model_types=types,
         names=names,
-        keys=with_keys(keys, *made, without=left_out),
+        keys=(*first, *_read_rope_by_layer(top, with_keys(keys, *made, without=left_out)), *last),
         **given,
     )
     top.end()
@@ -278,29 +308,92 @@ def _read_map(table: _Table) -> dict[str, Any]:
     return {name: table.value(name) for name in table.names()}
 
 
-def _read_types(table: _Table) -> Iterable[tuple[str, ModelType]]:
+def _read_types(table: _Table, base: Family | None) -> dict[str, ModelType]:
+    """Return the types of models; one can have the defaults of a type before it, or of the base."""
+    made: dict[str, ModelType] = {}
     for name in table.names():
-        of_type = table.table(name)
-        yield (
-            name,
-            ModelType(
-                class_name=of_type.text("class"),
-                defaults=_read_map(of_type.table("defaults")),
-                fixed=_read_map(of_type.table("fixed")),
-            ),
+        row = table.table(name)
+        known = {**({} if base is None else base.model_types), **made}
+        like = row.choose("like", known, "the type") if "like" in row else ModelType()
+        defaults = row.table("defaults")
+        made[name] = ModelType(
+            class_name=row.text("class"),
+            defaults={
+                **like.defaults,
+                **{field: _read_default(defaults, field) for field in defaults.names()},
+            },
+            fixed={**like.fixed, **_read_map(row.table("fixed"))},
         )
-        of_type.end()
+        row.end()
+    return made
 
 
-def _read_rule(top: _Table, name: str) -> Any:
-    """Return a function by its name, or the text that `differs` may be."""
-    if name == "differs" and not isinstance(top.peek(name), dict):
-        return top.text(name)
-    table = top.table(name) if isinstance(top.peek(name), dict) else top
-    rule = table.choose("rule" if table is not top else name, RULES[name], "the rule")
-    if table is not top:
-        table.end()
+def _read_rules(top: _Table) -> dict[str, Any]:
+    """Return the functions of a family, by the fields of `Family`."""
+    given: dict[str, Any] = {
+        each: load(top.choose(each, RULES[each], "the rule"))
+        for each in _OF_ONE_RULE
+        if each in top
+    }
+    if "is_of" in top:
+        given["is_of"] = _read_is_of(top)
+    if "standard" in top or "rename" in top:
+        given["standard"] = _read_standard(top)
+    if "differs" in top:
+        given["differs"] = _read_difference(top)
+    if "checked" in top:
+        given["checked"] = _read_checks(top)
+    return given
+
+
+def _read_difference(top: _Table) -> Any:
+    """Return a text, or a function by the name of its rule."""
+    if not isinstance(top.peek("differs"), dict):
+        return top.text("differs")
+    table = top.table("differs")
+    rule = table.choose("rule", RULES["differs"], "the rule")
+    table.end()
     return load(rule)
+
+
+def _read_is_of(top: _Table) -> Any:
+    """Return whether GGUF metadata describe a family: a rule, or what a key has."""
+    if not isinstance(top.peek("is_of"), dict):
+        return load(top.choose("is_of", RULES["is_of"], "the rule"))
+    table = top.table("is_of")
+    key, content, has_key = table.text("key"), None, not table.flag("or_none")
+    is_equal = "is" in table
+    if is_equal or "is_not" in table:
+        content = table.value("is" if is_equal else "is_not")
+    table.end()
+
+    def is_of(metadata: Mapping[str, MetadataValue]) -> bool:
+        if key not in metadata:
+            return not has_key
+        found = metadata[key].content
+        return content is None or (type(found) is type(content) and found == content) == is_equal
+
+    return is_of
+
+
+def _read_standard(top: _Table) -> Any:
+    """Return what brings a config.json into the usual form: other names of keys, then rules."""
+    is_list = "standard" in top and isinstance(top.peek("standard"), list)
+    names = top.texts("standard") if is_list or "standard" not in top else (top.text("standard"),)
+    rules = [load(top.find(each, RULES["standard"], "the rule", "standard")) for each in names]
+    renamed = top.table("rename")
+    older = {each: renamed.text(each) for each in renamed.names()}
+    if len(rules) == 1 and not older:
+        return rules[0]
+
+    def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+        called = {new: document[old] for new, old in older.items() if old in document}
+        made: Mapping[str, Any] = {**called, **document}
+        for rule in rules:
+            made = rule(made)
+        return made
+
+    return standard
 
 
 def _read_checks(top: _Table) -> Any:
@@ -323,12 +416,23 @@ def _keep_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 # Tensors
 
 
-def _read_lines(top: _Table, base: Family | None) -> tuple[Name, ...]:
+def _read_lines(top: _Table, base: Family | None, prefix: str) -> tuple[Name, ...]:
     names = () if base is None else base.names
     if "tensors_from" in top:
         names = load(top.choose("tensors_from", LINE_GROUPS, "the group of tensors"))
     layers = top.template("layers", "model.layers.{}.")
-    return adapt(names, dict(_read_changes(top.table("tensors"), layers)))
+    head = top.table("head")
+    if head.names():
+        names = without_head(names)
+    if "tensors" in top:
+        names = adapt(names, dict(_read_changes(top.table("tensors"), layers)))
+    if head.names():
+        lines = head_lines(
+            head.template("dense"), head.template("output"), head.template("norm", "")
+        )
+        names = (*with_prefix(names, prefix), *lines)
+    head.end()
+    return names
 
 
 def _read_changes(rows: _Table, layers: str) -> Iterable[tuple[str, Mapping[str, Any] | None]]:
@@ -380,12 +484,9 @@ def _read_steps(row: _Table) -> Any:
 
 def _read_step(row: _Table, name: str = "", *arguments: str) -> Any:
     step: Any = load(row.find(name, STEPS, "a step", "step"))
-    if not callable(step):
-        return row.fail(f"has arguments of `{name}`", "step") if arguments else step
-    try:
-        return step(*(int(each) if each.isdigit() else each for each in arguments))
-    except TypeError:
-        row.fail(f"has {len(arguments)} arguments of `{name}`, which has another number", "step")
+    if callable(step):
+        return _call(row, "step", step, name, arguments)
+    return row.fail(f"has arguments of `{name}`", "step") if arguments else step
 
 
 def _read_experts(
@@ -398,17 +499,22 @@ def _read_experts(
     if len(parts) != _PARTS:
         table.fail("must have the names of a gate, an up and a down", "parts")
     gate, up, down = parts
-    more: dict[str, Mapping[str, Any]] = {}
+    more: dict[str, str | Mapping[str, Any]] = {}
+    if "tensors_from" in table:
+        more |= load(table.choose("tensors_from", EXPERT_LINES, "the group of tensors"))
     for role, change in _read_changes(table.table("tensors"), ""):
         if change is None:
             table.fail("cannot be left out of the experts", "tensors", role)
         more[role] = change
+    added: tuple[Key, ...] = ()
+    for group in _read_groups(table, "keys_from"):
+        added = with_keys(added, *group)
     layer, dense = table.template("layers", "mlp."), table.flag("dense")
     made = expert_lines(names, layer, parts=(gate, up, down), more=more, dense=dense)
     rows = expert_keys(
         keys,
         table.text("count"),
-        *(key for group in _load_groups(table, "keys_from") for key in group),
+        *added,
         experts=table.number("experts"),
         used=table.number("used"),
     )
@@ -416,13 +522,45 @@ def _read_experts(
     return made, rows
 
 
-def _read_fusions(top: _Table) -> Iterable[Fusion]:
+def _read_mtp(
+    table: _Table, names: tuple[Name, ...], keys: tuple[Key, ...]
+) -> tuple[MtpForm, tuple[Name, ...], tuple[Key, ...]]:
+    """Return the form of layers for MTP, and lines and keys with those of these layers."""
+    usual = {each.module.rpartition(".")[2]: each for each in MTP_LINES}
+    added: list[Name] = []
+    rows = table.table("tensors")
+    for part in rows.names():
+        line = replace(rows.find(part, usual, "a tensor", part), when=("in_mtp",))
+        if isinstance(rows.peek(part), str):
+            added.append(replace(line, hugging_face=rows.template(part)))
+            continue
+        row = rows.table(part)
+        added.append(replace(line, **dict(_read_line(row, ""))))
+        row.end()
+    in_gguf = table.flag("in_gguf", default=True)
+    most = table.number("most") if "most" in table else MOST_LAYERS
+    made = mtp_keys(keys, table.text("count"), most=most, in_gguf=in_gguf)
+    form = MtpForm(
+        prefix=table.template("prefix", ""),
+        values=_read_map(table.table("values")),
+        unstated=table.texts("unstated"),
+        in_gguf=in_gguf,
+    )
+    table.end()
+    return form, with_mtp_lines(names, tuple(added) or MTP_LINES), made
+
+
+def _read_fusions(top: _Table, base: Family | None) -> Iterable[Fusion]:
     """Yield tensors with several parts: usual forms by name, and those that the file describes."""
     usual: dict[str, tuple[Fusion, ...]] = {
+        "base": () if base is None else base.fusions,
         "qkv": (qkv_form(),),
         "experts": expert_forms(),
         "experts router": expert_forms("router"),
+        "experts apart": expert_forms()[3:],
         "gate_up_exps": (stacked_gate_up(),),
+        "latent": (joined_form(),),
+        "latent in gguf": (joined_form("gguf"),),
     }
     for each in top.items("fusions"):
         if isinstance(each, str):
@@ -430,10 +568,13 @@ def _read_fusions(top: _Table) -> Iterable[Fusion]:
             continue
         table = top.within(each, "fusions")
         yield Fusion(
-            convention="hugging_face",
+            convention="gguf" if table.flag("in_gguf") else "hugging_face",
             name=table.template("name"),
             parts=tuple(_LAYER + part for part in table.texts("parts")),
             of_experts=table.flag("of_experts"),
+            order=load(table.choose("order", ORDERS, "the order")) if "order" in table else None,
+            transposed=table.flag("transposed"),
+            either_way=table.flag("either_way"),
         )
         table.end()
 
@@ -441,10 +582,48 @@ def _read_fusions(top: _Table) -> Iterable[Fusion]:
 # Keys
 
 
-def _load_groups(table: _Table, name: str) -> Iterable[tuple[Key, ...]]:
-    for each in table.texts(name):
-        found = load(table.find(each, KEY_GROUPS, "a group of keys", name))
-        yield (found,) if isinstance(found, Key) else found
+def _read_rope_by_layer(top: _Table, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """Return keys of RoPE that only layers with full attention have, and the base of the others."""
+    bases = top.table("rope_by_layer")
+    if not bases.names():
+        return keys
+    far, near = bases.real("full"), bases.real("windowed")
+    bases.end()
+    return (*keys_of_global_layers(keys, far), local_base_key(near))
+
+
+def _read_groups(table: _Table, name: str) -> Iterable[tuple[Key, ...]]:
+    """Yield groups of keys, and the keys of rows with a `field`, in the order of a list."""
+    for each in table.items(name):
+        if isinstance(each, str):
+            yield _load_group(table, each, name)
+            continue
+        row = table.within(each, name)
+        yield (_read_key(row, row.text("field"), []),)
+
+
+def _join(groups: Iterable[tuple[Key, ...]]) -> tuple[Key, ...]:
+    return tuple(key for group in groups for key in group)
+
+
+def _load_group(table: _Table, wanted: str, name: str) -> tuple[Key, ...]:
+    """Return the keys of a group, whose name can have arguments after it."""
+    group, *arguments = wanted.split() or [""]
+    found = load(table.find(group, KEY_GROUPS, "a group of keys", name))
+    if callable(found):
+        found = _call(table, name, found, group, arguments)
+    elif arguments:
+        table.fail(f"has arguments of `{group}`", name)
+    return (found,) if isinstance(found, Key) else found
+
+
+def _call(table: _Table, entry: str, function: Any, name: str, arguments: Iterable[str]) -> Any:
+    """Return what a function returns for the words after its name."""
+    values = [int(each) if each.isdigit() else each for each in arguments]
+    try:
+        return function(*values)
+    except (TypeError, KeyError):
+        return table.fail(f"has arguments that `{name}` does not take", entry)
 
 
 def _read_keys(rows: _Table, field: str, usual: list[Key]) -> Iterable[Key]:
@@ -462,7 +641,8 @@ def _read_key(row: _Table, field: str, usual: list[Key]) -> Key:
     if "function" in row:
         # llama.cpp assumes the activation without a key.
         given |= dict.fromkeys(("default", "gguf_default"), row.text("function"))
-        given["kind"] = ACTIVATION.preferring(*row.texts("spelled"))
+        preferred = ACTIVATION.preferring(*row.texts("spelled"))
+        given["kind"] = Choice({**preferred.meanings, **_read_map(row.table("means"))})
         given["hugging_face"] = "hidden_act"
     elif (kind := _read_kind(row)) is not None:
         given["kind"] = kind
@@ -482,19 +662,10 @@ def _read_kind(row: _Table) -> Any:
     if isinstance(row.peek("kind"), str):
         return load(row.choose("kind", KINDS, "the kind"))
     kind = row.table("kind")
-    made: Any = None
-    if "integer" in kind:
-        made = WholeNumber(*_read_bounds(kind, "integer"))
-    elif "above" in kind:
-        made = Real(*_read_bounds(kind, "above"))
-    elif "real" in kind:
-        made = Real(*_read_bounds(kind, "real"), is_closed=True)
-    elif "meaning" in kind:
-        made = FlagMeaning(kind.text("meaning"))
-    elif "or_none" in kind:
-        made = OrNone(load(kind.choose("or_none", KINDS, "the kind")))
-    else:
+    found = next((name for name in _OF_KINDS if name in kind), None)
+    if found is None:
         kind.fail("has no entry that says which values there are")
+    made = _OF_KINDS[found](kind, found)
     kind.end()
     return made
 
@@ -511,13 +682,22 @@ def _read_default(row: _Table, name: str) -> Any:
     value = row.value(name)
     if not isinstance(value, str) or not value.startswith("="):
         return value
+    if value == "= required":
+        return REQUIRED
     if rule := RULES["default"].get(value[1:].strip()):
         return load(rule)
+    if (found := _LAYERS_FROM.fullmatch(value)) is not None:
+        period, first = found.groups()
+        return (
+            every_but(int(period) if period.isdigit() else period) if period else from_layer(first)
+        )
     if (found := _FORMULA.fullmatch(value)) is None:
-        row.fail(f"is `{value}`; a formula is `= FIELD`, `= FIELD / FIELD` or `= 4 * FIELD`", name)
-    factor, field, divisor = found.groups()
-    if factor:
-        return product(field, int(factor))
+        row.fail(
+            f"is `{value}`; a formula is such as `= a`, `= a / b`, `= a * b` or `= 4 * a`", name
+        )
+    field, divisor, factor, multiplied = found.groups()
+    if multiplied:
+        return product(multiplied, int(factor) if factor.isdigit() else factor)
     return quotient(field, divisor) if divisor else same(field)
 
 
@@ -550,6 +730,17 @@ _OF_LINES: Mapping[str, tuple[str, Callable[[_Table, str], Any]]] = {
     "unread": ("unread", _Table.flag),
     "restarts": ("restarts", _Table.flag),
     "counted": ("counted", _Table.flag),
+}
+_OF_KINDS: Mapping[str, Callable[[_Table, str], Any]] = {
+    "integer": lambda kind, name: WholeNumber(*_read_bounds(kind, name)),
+    "uniform": lambda kind, name: Uniform(WholeNumber(*_read_bounds(kind, name))),
+    "whole_real": lambda kind, name: WholeReal(*_read_bounds(kind, name)),
+    "above": lambda kind, name: Real(*_read_bounds(kind, name)),
+    "real": lambda kind, name: Real(*_read_bounds(kind, name), is_closed=True),
+    "choice": lambda kind, name: Choice(_read_map(kind.table(name))),
+    "layer": lambda kind, name: LayerChoice(kind.text(name), kind.text("other")),
+    "meaning": lambda kind, name: FlagMeaning(kind.text(name)),
+    "or_none": lambda kind, name: OrNone(load(kind.choose(name, KINDS, "the kind"))),
 }
 _OF_KEYS: Mapping[str, tuple[str, Callable[[_Table, str], Any]]] = {
     "gguf": ("gguf", _Table.text),

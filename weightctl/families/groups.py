@@ -19,26 +19,60 @@ def _refer(objects: Mapping[str, str]) -> Mapping[str, str]:
 
 
 # Tensors: `tensors_from` in a file.
-LINE_GROUPS = _refer({"decoder": "lines:DECODER"})
+LINE_GROUPS = _refer({
+    "decoder": "lines:DECODER",
+    "latent": "latent:LATENT_DECODER",
+    "nothing": "lines:NOTHING",
+})  # fmt: skip
 
-# Keys: `keys_from` in a file. A group is a key or several.
+# Tensors of experts: `tensors_from` in `experts`.
+EXPERT_LINES = _refer({"routed": "experts:ROUTED_LINES", "shared": "experts:SHARED_LINES"})
+
+# Keys: `keys_from` in a file. A group is a key, several, or a function that returns them for the
+# words after its name.
 KEY_GROUPS = _refer({
-    "attention_biases": "decoder_keys:ATTENTION_BIASES",
     "attention_bias": "decoder_keys:ATTENTION_BIAS",
+    "attention_biases": "decoder_keys:ATTENTION_BIASES",
     "biases": "decoder_keys:BIASES",
     "clamp": "decoder_keys:KQV_CLAMP",
     "decoder": "decoder_keys:DECODER_KEYS",
     "decoder_without_rope": "decoder_keys:KEYS_WITHOUT_ROPE",
+    "deepstack": "rules:DEEPSTACK_KEYS",
+    "expert_groups": "experts:GROUP_KEYS",
+    "expert_shares": "experts:SHARE_KEYS",
     "expert_width": "experts:EXPERT_WIDTH",
-    "granite_factors": "decoder_keys:GRANITE_SCALES",
+    "factors": "decoder_keys:list_multipliers",
+    "gemma": "gemma2:GEMMA_KEYS",
+    "gemma_rope": "gemma2:ROPE",
+    "gemma_scaling": "gemma2:SCALING",
+    "granite_position": "granitehybrid:POSITION_KEYS",
+    "head": "heads:HEAD_KEYS",
+    "latent": "latent:LATENT_KEYS",
+    "latent_in_all_heads": "latent:KEYS_OF_ALL_HEADS",
     "layer_norm": "decoder_keys:LAYER_NORM",
+    "leading_dense": "experts:LEADING_DENSE_KEYS",
+    "long_amplitude": "rope_keys:LONG_AMPLITUDE",
     "long_rope_factors": "rope_keys:LONG_ROPE_FACTORS",
     "longrope": "rope_keys:LONGROPE_KEYS",
+    "mamba": "state_space:mamba_keys",
+    "mamba2": "state_space:mamba2_keys",
+    "minicpm_factors": "rules:MINICPM_FACTORS",
+    "no_windows": "layers:no_windows",
+    "only_states": "state_space:ONLY_STATES_KEYS",
     "partial_rope": "decoder_keys:PARTIAL_ROPE",
     "plain_heads": "decoder_keys:PLAIN_HEADS",
+    "rope": "rope_keys:ROPE_KEYS",
     "rope_factors": "rope_keys:ROPE_FACTORS",
+    "rope_sections": "rope_sections:section_keys",
+    "routed": "experts:ROUTED_KEYS",
+    "router_gating": "experts:ROUTER_GATING",
+    "shared_count": "experts:SHARED_COUNT_KEYS",
     "shared_width": "experts:SHARED_WIDTH",
     "sliding_window": "decoder_keys:SLIDING_WINDOW",
+    "stated_shared_width": "experts:STATED_SHARED_WIDTH",
+    "window_flags": "layers:window_flags",
+    "window_pattern": "windowed_layers:pattern_keys",
+    "window_period": "layers:window_keys",
     "windows": "windowed_layers:WINDOW_KEYS",
 })  # fmt: skip
 
@@ -48,18 +82,27 @@ KINDS = _refer({
     "epsilon": "kinds:EPSILON",
     "flag": "kinds:FLAG",
     "heads": "kinds:HEADS",
+    "layer_ones": "layers:ONES",
+    "layer_words": "windowed_layers:WORDS",
     "layers": "kinds:LAYERS",
     "size": "kinds:SIZE",
 })  # fmt: skip
 
 # How the values of a tensor differ between the naming conventions.
 STEPS = _refer({
+    "by_head": "changes:BY_HEAD",
+    "leading_rows": "changes:ROWS_FOR_PADDING",
     "minus_exp": "changes:MINUS_EXP",
     "plus_one": "changes:PLUS_ONE",
     "rope_rows": "changes:RopeRows",
     "squeeze": "changes:Squeezed",
+    "squeeze_all": "changes:squeezed_everywhere",
     "transpose": "changes:TRANSPOSED",
     "turn_heads": "changes:TurnedHeads",
+})  # fmt: skip
+
+# The orders of rows in fused tensors.
+ORDERS = _refer({
 })  # fmt: skip
 
 # The functions that make a tensor from a config, and those that find the settings in the tensor.
@@ -83,24 +126,66 @@ MODELS = MappingProxyType({
 # What rows cannot say, by the field of the `Family`.
 RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "standard": _refer({
+        "bailingmoe": "rules:standard_bailingmoe",
+        "cohere2": "rules:standard_cohere2",
+        "default_rope": "rope_sections:with_default_rope",
+        "dots1": "rules:standard_dots1",
+        "ernie4_5_moe": "rules:standard_ernie4_5_moe",
+        "exaone_moe": "rules:standard_exaone_moe",
+        "granitehybrid": "granitehybrid:standard",
+        "head": "heads:read_head",
+        "hunyuan": "rules:standard_hunyuan",
+        "llama": "rules:standard_llama",
+        "minimax_m2": "rules:standard_minimax_m2",
+        "nomic_bert": "rules:standard_nomic_bert",
+        "qwen3moe": "rules:standard_qwen3moe",
         "rope": "rope_keys:standard",
-        "llama": "llama:standard",
+        "rope_by_layer": "layer_rope:standard_rope_by_layer",
+        "text": "multimodal:standard_text",
+        "vision_text": "rules:standard_vision_text",
+        "window_period": "windowed_layers:standard_period",
         "windows": "windowed_layers:standard_windows",
         "without_auto": "state_space:without_auto",
     }),
     "checked": _refer({
         "decoder": "decoder_keys:check_decoder",
+        "head": "heads:check_head",
+        "heads_of_states": "state_space:check_heads",
+        "latent": "latent:check_latent",
+        "minicpm3": "rules:check_minicpm3",
+        "phimoe": "rules:check_phimoe",
         "windows": "windowed_layers:check_windows",
     }),
     "unloaded": _refer({
+        "cohere": "rules:find_unlike_cohere",
+        "empty_sections": "rope_sections:find_empty_sections",
         "equal_heads": "experts:find_shared_heads",
+        "ernie4_5_moe": "rules:find_layers_without_experts",
         "expansion": "state_space:find_expansion",
+        "latent": "latent:find_unlike_latent",
     }),
-    "default": _refer({}),
-    "differs": _refer({}),
-    "completed": _refer({}),
-    "is_of": _refer({}),
-    "is_of_config": _refer({}),
+    "default": _refer({
+        "all layers": "hybrid:mark_all",
+        "context of table": "rules:find_context",
+        "ernie layers": "rules:mark_ernie_layers",
+        "glm4_moe head": "rules:find_glm_head",
+        "last layer": "rules:find_last_layer",
+        "rows of table": "rules:find_rows",
+    }),
+    "differs": _refer({
+        "distilbert": "rules:find_other_head",
+        "latent_scaling": "latent:find_difference_of_scaling",
+        "unrotated": "rope_sections:find_unrotated",
+    }),
+    "completed": _refer({
+        "head": "heads:complete_head",
+    }),
+    "is_of": _refer({
+        "camembert": "rules:is_camembert",
+    }),
+    "is_of_config": _refer({
+        "dense_granite": "rules:is_dense_granite",
+    }),
     "not_run": _refer({}),
     "copied": _refer({}),
 })  # fmt: skip

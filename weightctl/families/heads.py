@@ -100,6 +100,11 @@ def with_prefix(names: tuple[Name, ...], prefix: str) -> tuple[Name, ...]:
     return tuple(made)
 
 
+def without_head(names: tuple[Name, ...]) -> tuple[Name, ...]:
+    """Return lines without those of a head; the opposite of `with_prefix` and `head_lines`."""
+    return tuple(replace(each, unless=None) for each in names if each.unless == "labels")
+
+
 def reading_head(
     standard: Callable[[Document], Document], *own: str
 ) -> Callable[[Document], Document]:
@@ -119,6 +124,11 @@ def reading_head(
         return {**found, _HEAD: {"size": len(names), "labels": names, **kept}}
 
     return read
+
+
+def read_head(document: Document) -> Document:
+    """Return config.json with what it states about a head."""
+    return reading_head(dict)(document)
 
 
 def _list_labels(document: Document) -> list[Any]:

@@ -65,7 +65,7 @@ def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...
         )  # fmt: skip
     return (
         *made,
-        Key(field="attention_layers", kind=kind, default=_mark_all, hugging_face="layer_types",
+        Key(field="attention_layers", kind=kind, default=mark_all, hugging_face="layer_types",
             written=True),
         Key(field=other, kind=ONES, default=_find_others, gguf_default=_find_others),
         Key(field="layer_kv_heads", kind=_COUNTS, default=_list_kv_heads),
@@ -79,7 +79,8 @@ def check_kv_heads(fields: Fields) -> None:
         raise ValueError("numbers of KV heads that differ between layers are not supported")
 
 
-def _mark_all(fields: Fields) -> tuple[bool, ...]:
+def mark_all(fields: Fields) -> tuple[bool, ...]:
+    """Mark all layers."""
     count: int = fields["layers"]
     return (True,) * count
 

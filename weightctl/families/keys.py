@@ -162,9 +162,9 @@ def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
     return divide
 
 
-def product(field: str, factor: int) -> Callable[[Fields], Any]:
-    """Return a default that is a field times a factor."""
-    return lambda fields: fields[field] * factor
+def product(field: str, factor: int | str) -> Callable[[Fields], Any]:
+    """Return a default that is a field times a factor, which can be that of another field."""
+    return lambda fields: fields[field] * (fields[factor] if isinstance(factor, str) else factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

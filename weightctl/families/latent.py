@@ -7,12 +7,13 @@ the rotated elements; the sizes of the heads have keys of their own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.changes import TurnedHeads
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, with_keys
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
@@ -116,6 +117,21 @@ def latent_keys(
     kept = with_keys(keys, without=own)
     place = next(number for number, key in enumerate(kept) if key.field == "heads") + 1
     return with_keys((*kept[:place], *sizes, *kept[place:]), *more)
+
+
+LATENT_KEYS = latent_keys(DECODER_KEYS)
+# For families in which GGUF counts all KV heads, and has other keys for their sizes.
+KEYS_OF_ALL_HEADS = latent_keys(
+    DECODER_KEYS,
+    sizes=(
+        *(key for key in DECODER_KEYS if key.field == "kv_heads"),
+        *(
+            replace(key, gguf=key.gguf.replace("_mla", ""))
+            for key in LATENT_SIZES
+            if key.field not in {"latent_heads", "latent_key", "latent_value", "kv_heads"}
+        ),
+    ),
+)
 
 
 def check_latent(fields: Fields) -> Fields:

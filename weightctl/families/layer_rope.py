@@ -64,6 +64,11 @@ def rope_by_layer(document: Mapping[str, Any]) -> dict[str, Any]:
     return {_ROPE: {GLOBAL: made[_ROPE], LOCAL: {"rope_theta": base}}}
 
 
+def standard_rope_by_layer(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with an object of RoPE keys for each type of layer."""
+    return {**document, **rope_by_layer(document)}
+
+
 def object_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the JSON object at a key, an empty one if the key is missing or null.
 

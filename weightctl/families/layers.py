@@ -195,7 +195,7 @@ def no_windows(family: str) -> Key:
 
 
 def window_keys(
-    period: int, *, window: int | None = None, pattern: bool = False
+    period: int, window: int | None = None, *, pattern: bool = False
 ) -> tuple[Key, ...]:
     """Return the keys of sliding windows in all layers except the last of each `period`.
 
@@ -215,9 +215,19 @@ def window_keys(
     )  # fmt: skip
 
 
-def every_but(period: int) -> Callable[[Fields], tuple[bool, ...]]:
-    """Return a default that marks all layers except the last of each `period`."""
-    return lambda fields: tuple((layer + 1) % period != 0 for layer in range(fields["layers"]))
+def window_flags(period: int) -> tuple[Key, ...]:
+    """Return the keys of `window_keys` in which GGUF has flags, without the size of windows."""
+    return window_keys(period, pattern=True)[1:]
+
+
+def every_but(period: int | str) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return a default that marks all layers except the last of each `period`, or of a field's."""
+
+    def mark(fields: Fields) -> tuple[bool, ...]:
+        length = fields[period] if isinstance(period, str) else period
+        return tuple((layer + 1) % length != 0 for layer in range(fields["layers"]))
+
+    return mark
 
 
 def from_layer(first: str) -> Callable[[Fields], tuple[bool, ...]]:

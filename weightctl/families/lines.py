@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import MINUS_EXP, Squeezed
+from weightctl.families.changes import MINUS_EXP, RopeRows, Squeezed
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Name, WeightAxes
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn, RowsAsVector
@@ -135,6 +135,9 @@ _OF_LAYERS = (
     # An additional score of each query head, which belongs to no key; every rank has all of them.
     _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
             ends={"hugging_face": ""}),
+    # Every rank norms the outputs of all heads, and all elements of the MLP.
+    _vector("attention.inner_norm", "attn_sub_norm", "self_attn.attn_sub_norm", "all_queries"),
+    _vector("mlp.inner_norm", "ffn_sub_norm", "mlp.ffn_sub_norm", "intermediate"),
     _matrix("attention.o", "attn_output", "self_attn.o_proj", _HIDDEN, ("queries",),
             bias="attention_output_bias"),
     # A short convolution: the projection to two gates and the values, the weights of each channel,
@@ -380,3 +383,11 @@ DECODER = lines(
     "embedding", "attention_norm", "attention.q", "attention.k", "attention.v", "attention.o",
     "mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "norm", "output",
 )  # fmt: skip
+# For files that name all their tensors.
+NOTHING: tuple[Name, ...] = ()
+
+# In GGUF, the two rows of each rotated pair are neighbors.
+ROPE_ROWS = {
+    "attention.q": {"change": RopeRows("heads")},
+    "attention.k": {"change": RopeRows("kv_heads")},
+}

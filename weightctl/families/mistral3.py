@@ -21,8 +21,7 @@ from weightctl.families.fusions import qkv_form
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import SIZE, OrNone, Real
 from weightctl.families.layer_rope import object_of
-from weightctl.families.lines import DECODER, adapt
-from weightctl.families.llama import ROPE_ROWS
+from weightctl.families.lines import DECODER, ROPE_ROWS, adapt
 from weightctl.families.rope_keys import standard
 
 if TYPE_CHECKING:

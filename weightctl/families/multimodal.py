@@ -31,15 +31,7 @@ def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
         """Return the standard config.json of the text model."""
         if document[_TYPE] not in classes:
             return family.standard(document)
-        text = object_of(document, _TEXT)
-        kind = text.get(_TYPE, usual)
-        if kind != usual:
-            raise ValueError(
-                f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does "
-                f"not support in models of the type {document[_TYPE]}"
-            )
-        tied = {_TIED: document[_TIED]} if _TIED in document else {}
-        return family.standard({**text, **tied})
+        return family.standard(text_of_type(document, usual))
 
     added = {kind: replace(own, class_name=name) for kind, name in classes.items()}
     return replace(
@@ -49,3 +41,33 @@ def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
         beside=(*family.beside, TOWER_TENSORS),
         standard=standard,
     )
+
+
+def text_of_type(document: Mapping[str, Any], usual: str) -> Mapping[str, Any]:
+    """Return the config of a text model in that of a multimodal model.
+
+    Raises `ValueError` if it has another `model_type` than `usual`.
+    """
+    kind = object_of(document, _TEXT).get(_TYPE, usual)
+    if kind != usual:
+        raise ValueError(
+            f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does not "
+            f"support in models of the type {document[_TYPE]}; it supports {usual}"
+        )
+    return _take_text(document)
+
+
+def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model, which multimodal models contain.
+
+    Raises `ValueError` if it is not a JSON object.
+    """
+    if document[_TYPE].endswith("_text") or _TEXT not in document:
+        return document
+    return _take_text(document)
+
+
+def _take_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    # The output belongs to the whole model, and so does the key that states that it is tied.
+    outer = {_TIED: document[_TIED]} if _TIED in document else {}
+    return {**object_of(document, _TEXT), **outer}

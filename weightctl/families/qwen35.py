@@ -24,11 +24,11 @@ from weightctl.families.delta import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.mtp import mtp_keys, with_mtp_lines
+from weightctl.families.multimodal import standard_text
 from weightctl.families.rope_sections import (
     find_empty_sections,
     find_unrotated,
     section_keys,
-    standard_text,
 )
 from weightctl.families.tiled_heads import TILED_CHANGES, TILED_FORMS
 
@@ -44,7 +44,7 @@ MULTIMODAL_PARTS = (r"visual\..+",)
 
 QWEN35_KEYS = with_keys(
     DELTA_KEYS,
-    *section_keys((11, 11, 10), interleaved=True),
+    *section_keys(11, 11, 10, "interleaved"),
 )
 
 

@@ -226,11 +226,7 @@ def _round(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-# The lines of the factors for families with llama3 scaling, and for those with LongRoPE.
+# The line of the factors for families with llama3 scaling.
 LLAMA3_LINES: Mapping[str, Mapping[str, Any]] = {
     "rope_factors": {"made": rope_factors, "add_fields": with_llama3},
-}
-LONGROPE_LINES: Mapping[str, Mapping[str, Any]] = {
-    "long_rope_factors": {"made": long_factors, "add_fields": with_long_factors},
-    "short_rope_factors": {"made": short_factors, "add_fields": with_short_factors},
 }

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.keys import Key
 from weightctl.families.kinds import Exactly, WholeNumber, show_value
-from weightctl.families.layer_rope import object_of
 from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:
@@ -56,16 +55,16 @@ class _SectionList(NamedTuple):
         return [*value, *[0] * (self.length - len(value))]
 
 
-def section_keys(usual: tuple[int, int, int], *, interleaved: bool) -> tuple[Key, ...]:
-    """Return the keys of the sections, by default `usual`.
+def section_keys(time: int, height: int, width: int, order: str = "") -> tuple[Key, ...]:
+    """Return the keys of the sections, which by default have these numbers of pairs.
 
-    With `interleaved`, neighboring pairs belong to different sections; otherwise the pairs of a
-    section follow one another.
+    If the order is `interleaved`, neighboring pairs belong to different sections; otherwise the
+    pairs of a section follow one another.
     """
 
     def find_sections(fields: Fields) -> RopeSections:
         del fields
-        return RopeSections(*usual)
+        return RopeSections(time, height, width)
 
     def is_interleaved(fields: Fields) -> bool:
         del fields
@@ -76,7 +75,7 @@ def section_keys(usual: tuple[int, int, int], *, interleaved: bool) -> tuple[Key
             hugging_face=f"{_ROPE}.mrope_section"),
         Key(field="rope_sections", kind=_SectionList(4), gguf="{arch}.rope.dimension_sections"),
     )  # fmt: skip
-    if not interleaved:
+    if order != "interleaved":
         return keys
     stated = Key(field="interleaved_sections", kind=Exactly(True, _INTERLEAVED),
                  default=is_interleaved, hugging_face=f"{_ROPE}.mrope_interleaved",
@@ -97,19 +96,6 @@ def find_unrotated(fields: Fields) -> str | None:
     sections = fields["rope_sections"]
     places = (pair % max(sum(sections), 1) for pair in range(fields["rope_dimensions"] // 2))
     return _UNROTATED if any(place >= 3 * sections[place % 3] for place in places) else None
-
-
-def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config of the text model, which multimodal models contain.
-
-    Raises `ValueError` if it is not a JSON object.
-    """
-    if document["model_type"].endswith("_text") or "text_config" not in document:
-        return document
-    # The output belongs to the whole model, and so does the key that states that it is tied.
-    tied = "tie_word_embeddings"
-    outer = {tied: document[tied]} if tied in document else {}
-    return {**object_of(document, "text_config"), **outer}
 
 
 def with_default_rope(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.changes import MINUS_EXP
+from weightctl.families.decoder_keys import DECODER_KEYS, rename_keys, with_keys
 from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.text.untyped import is_object, is_sequence
@@ -90,13 +91,13 @@ def find_expansion(fields: Fields) -> str | None:
     )
 
 
-def _expansion_keys(prefix: str) -> tuple[Key, ...]:
+def _expansion_keys(prefix: str, inner: str = "") -> tuple[Key, ...]:
     return (
         Key(field="ssm_inner", kind=SIZE, gguf="{arch}.ssm.inner_size"),
         # Falcon Mamba 7B states 16, and a width of 2 x: only the width counts.
         Key(field="ssm_expand", kind=WholeNumber(1, 64), default=2, is_in_weights=True,
             gguf_default=quotient("ssm_inner", "hidden"), hugging_face=f"{prefix}expand"),
-        Key(field="ssm_inner", kind=SIZE, default=_find_inner),
+        Key(field="ssm_inner", kind=SIZE, default=_find_inner, hugging_face=inner),
     )  # fmt: skip
 
 
@@ -121,11 +122,15 @@ _HYBRID = ("mamba_d_conv", "mamba_d_state", ("mamba_proj_bias", "mamba_conv_bias
 
 
 def mamba_keys(*, hybrid: bool = False) -> tuple[Key, ...]:
-    """Return the keys of a Mamba; those of a hybrid model have other names in config.json."""
+    """Return the keys of a Mamba; those of a hybrid model have other names in config.json.
+
+    config.json of a model without attention states the number of channels, too.
+    """
+    inner = "" if hybrid else "intermediate_size"
     rank = "mamba_dt_rank" if hybrid else "time_step_rank"
     return (
         *_usual_keys(*(_HYBRID if hybrid else _PLAIN)),
-        *_expansion_keys("mamba_" if hybrid else ""),
+        *_expansion_keys("mamba_" if hybrid else "", inner),
         Key(
             field="ssm_rank",
             kind=SIZE,
@@ -168,6 +173,12 @@ def check_heads_of_states(fields: Fields) -> None:
         raise ValueError(f"{heads} SSM heads cannot be divided evenly among {groups} groups")
 
 
+def check_heads(fields: Fields) -> Fields:
+    """Return the fields; raises `ValueError` if the heads of a Mamba-2 do not fit."""
+    check_heads_of_states(fields)
+    return fields
+
+
 def _find_rank(fields: Fields) -> int:
     return int(-(-fields["hidden"] // 16))
 
@@ -178,19 +189,24 @@ def without_auto(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 # For models without attention and MLPs: GGUF states that there are no heads.
-ONLY_STATES: Mapping[str, Any] = {
-    "heads": 1,
-    "kv_heads": 1,
-    "head_dim": 1,
-    "intermediate": 1,
-    "attention_layers": False,
-    "mlp_layers": False,
-    "ssm_layers": True,
-    "position": "none",
-}
-NO_HEADS = (
+_NO_HEADS = (
     Key(field="no_heads", kind=WholeNumber(0, 0), gguf_default=0, default=0,
         gguf="{arch}.attention.head_count", written=True),
     Key(field="no_inner", kind=WholeNumber(0, 0), gguf_default=0, default=0,
         gguf="{arch}.feed_forward_length", written=True),
+)  # fmt: skip
+# The keys that these models share with other decoders.
+_KEPT = ("vocabulary", "context", "hidden", "layers", "norm_epsilon", "activation", "tied")
+ONLY_STATES_KEYS = (
+    *with_keys(
+        rename_keys(
+            tuple(key for key in DECODER_KEYS if key.field in _KEPT),
+            {"norm_epsilon": "layer_norm_epsilon"},
+        ),
+        # The models have no limit; llama.cpp's converter states this number.
+        Key(field="context", kind=SIZE, default=1 << 20, gguf="{arch}.context_length"),
+        Key(field="activation", kind=Exactly("silu", "llama.cpp uses SiLU"), default="silu",
+            gguf_default="silu", hugging_face="hidden_act"),
+    ),
+    *_NO_HEADS,
 )  # fmt: skip

@@ -197,3 +197,19 @@ def with_layer_types(
         # Newer versions of transformers write this for models without a window.
         types = None
     return {**document, "sliding_window": size, "layer_types": types}
+
+
+def standard_period(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with a type for each layer, where older files state a period."""
+    found = standard(document)
+    period = document.get("sliding_window_pattern")
+    if document.get("layer_types") is not None or not period:
+        return found
+    layers = LAYERS.read(document.get("num_hidden_layers", 32))
+    if isinstance(period, str):  # a letter for each layer of a period, `L` for a window
+        windowed = tuple(period[layer % len(period)] == "L" for layer in range(layers))
+    else:
+        windowed = mark_windowed_layers(layers, SIZE.read(period))
+    if document.get("sliding_window", 4096) is None:
+        windowed = (False,) * layers
+    return {**found, "layer_types": WORDS.write(windowed)}
