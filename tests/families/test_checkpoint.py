@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import small_models
+import tiny
 from arrays import stored, weights_of
 from each import each
-from weightctl import DType, open_weights
+from weightctl import DType, convert, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
 from weightctl.families.kinds import show_value, show_values_apart
@@ -25,6 +26,7 @@ from weightctl.nn.models import build_network
 from weightctl.weights import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -411,3 +413,29 @@ def test_the_large_ones_do_not(part: str) -> None:
 )
 def test_engines_have_some_matrices_only_unquantized(name: str, expected: bool) -> None:
     assert is_projection(TensorInfo(name, (64, 128), ENCODINGS["F32"])) is expected
+
+
+# The `model_type` after a way through GGUF, by the case and the `model_type` of the source.
+
+
+@each(
+    "case, source, back",
+    [
+        ("llama", "llama", "llama"),
+        ("llama", "mistral", "mistral"),
+        # transformers does not have a class for it.
+        ("llama", "internlm3", "llama"),
+        ("qwen2", "qwen2", "qwen2"),
+    ],
+)
+def test_a_model_comes_back_as_what_it_was(
+    case: str, source: str, back: str, tmp_path: Path
+) -> None:
+    changes = {"model_type": source, "sliding_window": None, "num_hidden_layers": 1}
+    model = tiny.write(tmp_path / "model", case, **changes)
+    convert(model, tmp_path / "out.gguf")
+    convert(tmp_path / "out.gguf", tmp_path / "back")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["model_type"] == back
+    kept = header_of(open_weights(tmp_path / "out.gguf")).metadata.get("weightctl.model_type")
+    assert (kept is None) == (back != "mistral")

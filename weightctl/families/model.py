@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 ARCHITECTURE = "general.architecture"
-# Its value in the file of every tower, which is not a whole model.
+# The `model_type` of the source, where the rest of the metadata would lead to another one.
+SOURCE_TYPE = "weightctl.model_type"
+# The value of `ARCHITECTURE` in the file of every tower, which is not a whole model.
 CLIP = "clip"
 
 # The number of layers by which llama.cpp takes a model for one of 70 billion parameters, by

@@ -13,19 +13,20 @@ from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
-from weightctl.families.model import ARCHITECTURE, CLIP
+from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
 from weightctl.families.nearest import describe_nearest
 from weightctl.text.untyped import is_object
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from weightctl.families import FamilyLine
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
+    from weightctl.weights.metadata import MetadataValue
 
 _OF_TOWER = (
     "this is an mmproj file, the tower of a multimodal model: convert the GGUF file of the text "
@@ -60,13 +61,23 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
 
 
 def find_named_family(weights: Checkpoint) -> Family | None:
-    """Return the family that the GGUF metadata name, None if it is not supported.
+    """Return the family that the GGUF metadata name, None if it is not supported."""
+    return choose_family(header_of(weights).metadata, header_of(weights).tensors)
 
-    If several families have the name, `Family.is_of` and `Family.lacks` decide.
+
+def choose_family(metadata: Mapping[str, MetadataValue], tensors: Collection[str]) -> Family | None:
+    """Return the family that GGUF metadata name, None if it is not supported.
+
+    If several families have the name, the `model_type` of the source decides, or else
+    `Family.is_of` and `Family.lacks`.
     """
-    metadata, tensors = header_of(weights).metadata, header_of(weights).tensors
     name = metadata[ARCHITECTURE].content
-    alike = [line.load() for line in _select(lambda line: line.gguf == name)]
+    lines = _select(lambda line: line.gguf == name)
+    source = metadata[SOURCE_TYPE].content if SOURCE_TYPE in metadata else None
+    of_source = [line for line in lines if source in line.model_types]
+    if len(of_source) == 1:
+        return of_source[0].load()
+    alike = [line.load() for line in lines]
     named = [
         family
         for family in alike

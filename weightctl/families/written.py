@@ -100,13 +100,15 @@ def _refuse_unloaded(family: Family, reason: str | None) -> None:
         )
 
 
-def model_type_of(family: Family, fields: Fields) -> str:
+def model_type_of(family: Family, fields: Fields, source: object = None) -> str:
     """Return the first of the family's model types in config.json that allows these fields.
 
-    Raises `ArchitectureError` if no type does.
+    `source` is the type that the model had before; it is tried first. Raises `ArchitectureError` if
+    no type allows the fields.
     """
     wrong: list[str] = []
-    for name, kind in family.model_types.items():
+    for name in sorted(family.model_types, key=lambda name: name != source):
+        kind = family.model_types[name]
         differing = [
             field
             for field, value in kind.fixed.items()

@@ -10,7 +10,8 @@ from weightctl.families.common_keys import describe_foreign_classes
 from weightctl.families.layer_rope import object_of
 from weightctl.families.loaded import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
-from weightctl.families.model import ARCHITECTURE
+from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
+from weightctl.families.recognition import choose_family
 from weightctl.families.towers import find_tower
 from weightctl.families.written import check_loaded, model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document, model_directory
@@ -29,7 +30,7 @@ from weightctl.weights.steps.numbers import numbers_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from weightctl.families import RecognizedModel
     from weightctl.families.keys import Fields, NamingConvention
@@ -221,7 +222,27 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     metadata["general.file_type"] = MetadataValue(
         "u32", file_type(each.info for each in tensors.values())
     )
+    metadata |= _source_type(checkpoint, metadata, tensors.keys())
     return Translation(_tree(checkpoint, tensors, metadata), {}, tuple(notes))
+
+
+def _source_type(
+    checkpoint: RecognizedModel, metadata: Mapping[str, MetadataValue], names: Collection[str]
+) -> dict[str, MetadataValue]:
+    """Return the `model_type` of the source if the GGUF would come back as one of another class.
+
+    A text model of a multimodal one comes back as a text model.
+    """
+    family, kind = checkpoint.family, str(checkpoint.document.get("model_type"))
+    is_multimodal = "text_config" in checkpoint.document or find_tower(kind) is not None
+    if kind not in family.model_types or is_multimodal:
+        return {}
+    found = choose_family(metadata, names)
+    usual = family.model_types[model_type_of(family, checkpoint.fields)]
+    is_same = usual.class_name == family.model_types[kind].class_name
+    if found is not None and found.name == family.name and is_same:
+        return {}
+    return {SOURCE_TYPE: _string(kind)}
 
 
 def _read_card(
@@ -269,7 +290,8 @@ def _to_hugging_face(
 ) -> Translation:
     family, metadata = checkpoint.family, header_of(checkpoint.tree).metadata
     fields = _add_tensor_fields(checkpoint)
-    kind = model_type_of(family, fields)
+    source = metadata[SOURCE_TYPE].content if SOURCE_TYPE in metadata else None
+    kind = model_type_of(family, fields, source)
     # The correct value is set when the types of the tensors are known.
     config = {**to_hugging_face(family, fields, kind), "torch_dtype": "float32"}
     begin_phase("converting the tokenizer")
