@@ -291,7 +291,28 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
         **given,
     )
     top.end()
+    _check_fields(top, family)
     return in_multimodal(family, classes) if classes else family
+
+
+def _check_fields(top: _Table, family: Family) -> None:
+    """Check that all fields that the rows name are fields of the config or of a key."""
+    config, of_keys = load(family.config), {key.field for key in family.keys}
+    known = {*config.__dataclass_fields__, *dir(config)}
+    for name in family.blocks:
+        if name not in config.__dataclass_fields__:
+            top.fail("is not a setting of the model", "blocks", name)
+    for name, kind in family.model_types.items():
+        for of_type, values in (("defaults", kind.defaults), ("fixed", kind.fixed)):
+            for field in values:
+                if field not in of_keys:
+                    top.fail("is not the field of a key", "types", name, of_type, field)
+    for line in family.names:
+        bias = (line.bias,) if isinstance(line.bias, str) else ()
+        for field in (*line.when, line.unless, line.first, *bias):
+            if field and field not in known:
+                role = line.module.removeprefix(_LAYER)
+                top.fail(f"names `{field}`, which is not a field of the model", "tensors", role)
 
 
 def _load_base(top: _Table, load_base: Callable[[str], Family]) -> Family | None:
