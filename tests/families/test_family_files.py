@@ -111,6 +111,10 @@ FAULTS = [
     ("[types.toy]", "first_keys = [3]\n[types.toy]", 5, "first_keys"),
     ("[types.toy]", 'first_keys = ["encoder"]\n[types.toy]', 5, "first_keys"),
     ("[types.toy]", 'head = {dense = "d", out = "o"}\n[types.toy]', 5, "head"),
+    ("[types.toy]", 'hybrid = {kind = "word"}\n[types.toy]', 5, "hybrid.kind"),
+    ("[types.toy]", 'hybrid = {kind = "layer_ones"}\n[types.toy]', 5, "hybrid"),
+    ("[types.toy]", 'hybrid = {others = "b"}\n[types.toy]', 5, "hybrid.others"),
+    ('["decoder"]\nstandard', '[[{field = "f"}]]\nstandard', 2, "keys_from"),
     ("[types.toy]", "mtp = {most = 1}\n[types.toy]", 5, "mtp"),
     ("[types.toy]", 'mtp = {count = "n", tensors = {fc = ""}}\n[types.toy]', 5, "mtp.tensors.fc"),
     ('keys_from = ["decoder"]', 'keys_from = ["decoder 3"]', 2, "keys_from"),
@@ -180,7 +184,7 @@ def test_the_page_has_a_file_that_is_read_and_explains_each_entry(tmp_path: Path
     used: set[str] = set()
     for path in (*TABLES.glob("*.toml"), tmp_path / "toy.toml"):
         file = tomllib.loads(path.read_text())
-        for table in (file, *(file.get(part, {}) for part in ("experts", "mtp", "head"))):
+        for table in (file, *(file.get(part, {}) for part in ("experts", "hybrid", "mtp", "head"))):
             used |= table.keys()
         for rows in (file["types"], file.get("tensors", {}), file.get("keys", {})):
             for row in rows.values():

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
             {"layer_types": ["sliding_attention", "full_attention"] * 16},
             "its layers with full attention are not exactly every fourth layer",
         ),
+        (
+            {"global_attn_every_n_layers": 3},
+            "its layers with full attention are not exactly every fourth layer",
+        ),
     ],
 )
 def test_what_llama_cpp_would_take_for_another_model_is_refused(

@@ -40,12 +40,11 @@ from weightctl.families.kinds import Exactly, Flag, OrNone, WholeNumber
 from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import LINES as USUAL
-from weightctl.families.mistral3 import HEAD_MULTIPLIER
 from weightctl.families.mtp_tensors import MOST_LAYERS, MtpTensors
 from weightctl.families.parts import ROLES, part_of_layer, role, shape_of
 from weightctl.families.recognition import recognize
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
-from weightctl.families.rope_keys import LONGROPE_KEYS
+from weightctl.families.rope_keys import HEAD_MULTIPLIER, LONGROPE_KEYS
 from weightctl.families.row_orders import alternate, group_heads, invert
 from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
 from weightctl.families.state_space import Unlimited

@@ -19,11 +19,11 @@ from weightctl.families.compressed import (
 )
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS, activation, with_keys
-from weightctl.families.deepseek_v2 import NO_BIASES, NO_MLP_BIASES
 from weightctl.families.experts import SHARED_COUNT_KEYS, checking_experts, expert_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import EPSILON, LAYERS, SIZE, Exactly, Real, WholeNumber
+from weightctl.families.latent import NO_BIASES, NO_MLP_BIASES
 from weightctl.families.layers import Layered, Uniform
 from weightctl.families.lines import line
 from weightctl.families.rotations import scaling

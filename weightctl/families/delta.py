@@ -24,7 +24,6 @@ from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.mtp import MtpForm, mtp_line
 from weightctl.families.rope_keys import standard as standard_rope
 from weightctl.families.row_orders import group_heads
 from weightctl.families.windowed_layers import FLAGS, GLOBAL
@@ -41,8 +40,7 @@ _ATTENTION = "layers.{}.attention."
 _BIASES = "llama.cpp has no attention biases in this family"
 
 
-def delta_lines(changes: Mapping[str, Any]) -> tuple[Name, ...]:
-    """Return the lines of a decoder with gated delta nets; `changes` are those of `adapt`."""
+def _list_lines() -> tuple[Name, ...]:
     names = adapt(
         DECODER,
         {
@@ -62,10 +60,12 @@ def delta_lines(changes: Mapping[str, Any]) -> tuple[Name, ...]:
             "delta.outputs": {},
             "mlp_norm": {"gguf": "blk.{}.post_attention_norm", "change": PLUS_ONE},
             "norm": {"change": PLUS_ONE},
-            **changes,
         },
     )
     return hybrid_lines(names, {"attention": "attention_layers"})
+
+
+DELTA_LINES = _list_lines()
 
 
 def _by_query_head(config: Any) -> Sequence[int]:
@@ -136,35 +136,6 @@ DELTA_KEYS = with_keys(
         hugging_face=_TYPES, written=True),
     Key(field="attention_layers", kind=ONES, default=_find_others, gguf_default=_find_others),
 )  # fmt: skip
-
-# A layer for MTP has attention. All layers share these tensors, but in GGUF each has its own, so
-# only one is supported.
-DELTA_MTP_LINES = (
-    mtp_line("projection", "nextn.eh_proj", "mtp.fc"),
-    mtp_line("embedding_norm", "nextn.enorm", "mtp.pre_fc_norm_embedding", change=PLUS_ONE),
-    mtp_line("hidden_norm", "nextn.hnorm", "mtp.pre_fc_norm_hidden", change=PLUS_ONE),
-    mtp_line("norm", "nextn.shared_head_norm", "mtp.norm", change=PLUS_ONE),
-)
-DELTA_MTP = MtpForm(
-    prefix="mtp.layers.{}.", values={"delta_layers": False, "attention_layers": True}
-)
-
-DELTA_DEFAULTS: Mapping[str, Any] = {
-    "context": 32768,
-    "heads": 16,
-    "head_dim": 256,
-    "rotated_share": 0.25,
-}
-
-# Values of `more` for `expert_lines`.
-SHARED_EXPERT_LINES: Mapping[str, str] = {
-    "mlp.shared.gate": "shared_expert.gate_proj",
-    "mlp.shared.up": "shared_expert.up_proj",
-    "mlp.shared.down": "shared_expert.down_proj",
-    "mlp.shared_gate": "shared_expert_gate",
-}
-
-BLOCKS: Mapping[str, Any] = {"qk_norm": "head", "attention_gate": True}
 
 
 def standard_delta(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -180,12 +180,16 @@ def expert_forms(router: str = "gate") -> tuple[Fusion, ...]:
         Fusion(convention="hugging_face", name=f"{in_memory}{router}.weight",
                parts=(_MLP + "router",)),
     ]  # fmt: skip
-    apart = [
+    return (*fused, *forms_apart())
+
+
+def forms_apart() -> tuple[Fusion, ...]:
+    """Return the fusions of GGUF files that have a tensor for each expert."""
+    return tuple(
         Fusion(convention="gguf", name=f"blk.{{}}.ffn_{part}.{{expert}}.weight",
                parts=(_EXPERT + part,))
         for part in _PARTS
-    ]  # fmt: skip
-    return (*fused, *apart)
+    )  # fmt: skip
 
 
 def stacked_gate_up() -> Fusion:

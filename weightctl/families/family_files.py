@@ -16,15 +16,14 @@ from weightctl.errors import FormatError
 from weightctl.families.decoder_keys import with_keys
 from weightctl.families.experts import (
     checking_experts,
-    expert_forms,
     expert_keys,
     expert_lines,
-    stacked_gate_up,
 )
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
-from weightctl.families.fusions import Fusion, qkv_form
+from weightctl.families.fusions import Fusion
 from weightctl.families.groups import (
     EXPERT_LINES,
+    FUSIONS,
     KEY_GROUPS,
     KINDS,
     LINE_GROUPS,
@@ -35,6 +34,7 @@ from weightctl.families.groups import (
     STEPS,
 )
 from weightctl.families.heads import head_lines, with_prefix, without_head
+from weightctl.families.hybrid import hybrid_keys, hybrid_lines
 from weightctl.families.keys import (
     REQUIRED,
     IsAbsent,
@@ -56,7 +56,6 @@ from weightctl.families.kinds import (
     WholeNumber,
     WholeReal,
 )
-from weightctl.families.latent import joined_form
 from weightctl.families.layer_rope import keys_of_global_layers, local_base_key
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES, adapt
@@ -65,6 +64,7 @@ from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
 from weightctl.families.reshapes import InTurn
 from weightctl.system.registry import load
+from weightctl.text.untyped import is_list
 from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
@@ -266,6 +266,9 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
         keys = with_keys(keys, *group)
     if "experts" in top:
         names, keys = _read_experts(top.table("experts"), names, keys)
+    hybrid = top.table("hybrid")
+    conditions = hybrid.table("tensors")
+    names = hybrid_lines(names, {each: conditions.text(each) for each in conditions.names()})
     if "mtp" in top:
         given["mtp"], names, keys = _read_mtp(top.table("mtp"), names, keys)
     if "fusions" in top:
@@ -282,12 +285,16 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     types = _read_types(top.table("types"), base)
     if not types:
         top.fail("has no `types`, the model types of config.json")
+    keys = with_keys(keys, *made, without=left_out)
+    if "kind" in hybrid:
+        keys = hybrid_keys(keys, _read_kind(hybrid), hybrid.text("other"))
+    hybrid.end()
     first, last = (_join(_read_groups(top, each)) for each in ("first_keys", "last_keys"))
     family = Family(
         name=name,
         model_types=types,
         names=names,
-        keys=(*first, *_read_rope_by_layer(top, with_keys(keys, *made, without=left_out)), *last),
+        keys=(*first, *_read_rope_by_layer(top, keys), *last),
         **given,
     )
     top.end()
@@ -573,19 +580,12 @@ def _read_mtp(
 
 def _read_fusions(top: _Table, base: Family | None) -> Iterable[Fusion]:
     """Yield tensors with several parts: usual forms by name, and those that the file describes."""
-    usual: dict[str, tuple[Fusion, ...]] = {
-        "base": () if base is None else base.fusions,
-        "qkv": (qkv_form(),),
-        "experts": expert_forms(),
-        "experts router": expert_forms("router"),
-        "experts apart": expert_forms()[3:],
-        "gate_up_exps": (stacked_gate_up(),),
-        "latent": (joined_form(),),
-        "latent in gguf": (joined_form("gguf"),),
-    }
     for each in top.items("fusions"):
+        if each == "base":
+            yield from () if base is None else base.fusions
+            continue
         if isinstance(each, str):
-            yield from top.find(each, usual, "a usual fusion", "fusions")
+            yield from _load_group(top, each, "fusions", FUSIONS, Fusion)
             continue
         table = top.within(each, "fusions")
         yield Fusion(
@@ -595,6 +595,7 @@ def _read_fusions(top: _Table, base: Family | None) -> Iterable[Fusion]:
             of_experts=table.flag("of_experts"),
             order=load(table.choose("order", ORDERS, "the order")) if "order" in table else None,
             transposed=table.flag("transposed"),
+            bias_name=table.template("bias_name", ""),
             either_way=table.flag("either_way"),
         )
         table.end()
@@ -617,25 +618,27 @@ def _read_groups(table: _Table, name: str) -> Iterable[tuple[Key, ...]]:
     """Yield groups of keys, and the keys of rows with a `field`, in the order of a list."""
     for each in table.items(name):
         if isinstance(each, str):
-            yield _load_group(table, each, name)
+            yield _load_group(table, each, name, KEY_GROUPS, Key)
             continue
-        row = table.within(each, name)
-        yield (_read_key(row, row.text("field"), []),)
+        rows = [table.within(row, name) for row in (each if is_list(each) else [each])]
+        yield tuple(_read_key(row, row.text("field"), []) for row in rows)
 
 
 def _join(groups: Iterable[tuple[Key, ...]]) -> tuple[Key, ...]:
     return tuple(key for group in groups for key in group)
 
 
-def _load_group(table: _Table, wanted: str, name: str) -> tuple[Key, ...]:
-    """Return the keys of a group, whose name can have arguments after it."""
+def _load_group(
+    table: _Table, wanted: str, name: str, known: Mapping[str, str], kind: type[_T]
+) -> tuple[_T, ...]:
+    """Return the keys or fusions of a group, whose name can have arguments after it."""
     group, *arguments = wanted.split() or [""]
-    found = load(table.find(group, KEY_GROUPS, "a group of keys", name))
+    found = load(table.find(group, known, "a group", name))
     if callable(found):
         found = _call(table, name, found, group, arguments)
     elif arguments:
         table.fail(f"has arguments of `{group}`", name)
-    return (found,) if isinstance(found, Key) else found
+    return (found,) if isinstance(found, kind) else found
 
 
 def _call(table: _Table, entry: str, function: Any, name: str, arguments: Iterable[str]) -> Any:

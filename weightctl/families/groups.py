@@ -21,6 +21,8 @@ def _refer(objects: Mapping[str, str]) -> Mapping[str, str]:
 # Tensors: `tensors_from` in a file.
 LINE_GROUPS = _refer({
     "decoder": "lines:DECODER",
+    "delta": "delta:DELTA_LINES",
+    "indexed": "latent:INDEXED_DECODER",
     "latent": "latent:LATENT_DECODER",
     "nothing": "lines:NOTHING",
 })  # fmt: skip
@@ -33,11 +35,13 @@ EXPERT_LINES = _refer({"routed": "experts:ROUTED_LINES", "shared": "experts:SHAR
 KEY_GROUPS = _refer({
     "attention_bias": "decoder_keys:ATTENTION_BIAS",
     "attention_biases": "decoder_keys:ATTENTION_BIASES",
+    "attention_temperature": "rope_keys:TEMPERATURE_KEYS",
     "biases": "decoder_keys:BIASES",
     "clamp": "decoder_keys:KQV_CLAMP",
     "decoder": "decoder_keys:DECODER_KEYS",
     "decoder_without_rope": "decoder_keys:KEYS_WITHOUT_ROPE",
     "deepstack": "rules:DEEPSTACK_KEYS",
+    "delta": "delta:DELTA_KEYS",
     "expert_groups": "experts:GROUP_KEYS",
     "expert_shares": "experts:SHARE_KEYS",
     "expert_width": "experts:EXPERT_WIDTH",
@@ -45,8 +49,11 @@ KEY_GROUPS = _refer({
     "gemma": "gemma2:GEMMA_KEYS",
     "gemma_rope": "gemma2:ROPE",
     "gemma_scaling": "gemma2:SCALING",
+    "glm_indexers": "rules:GLM_INDEXER_KEYS",
     "granite_position": "granitehybrid:POSITION_KEYS",
     "head": "heads:HEAD_KEYS",
+    "head_multiplier": "rope_keys:HEAD_MULTIPLIER",
+    "indexer": "latent:INDEXER_KEYS",
     "latent": "latent:LATENT_KEYS",
     "latent_in_all_heads": "latent:KEYS_OF_ALL_HEADS",
     "layer_norm": "decoder_keys:LAYER_NORM",
@@ -57,6 +64,8 @@ KEY_GROUPS = _refer({
     "mamba": "state_space:mamba_keys",
     "mamba2": "state_space:mamba2_keys",
     "minicpm_factors": "rules:MINICPM_FACTORS",
+    "no_attention_bias": "latent:NO_BIASES",
+    "no_mlp_bias": "latent:NO_MLP_BIASES",
     "no_windows": "layers:no_windows",
     "only_states": "state_space:ONLY_STATES_KEYS",
     "partial_rope": "decoder_keys:PARTIAL_ROPE",
@@ -74,6 +83,7 @@ KEY_GROUPS = _refer({
     "window_pattern": "windowed_layers:pattern_keys",
     "window_period": "layers:window_keys",
     "windows": "windowed_layers:WINDOW_KEYS",
+    "yarn_multiplier": "latent:YARN_MULTIPLIER",
 })  # fmt: skip
 
 # The kinds of values of keys.
@@ -82,6 +92,7 @@ KINDS = _refer({
     "epsilon": "kinds:EPSILON",
     "flag": "kinds:FLAG",
     "heads": "kinds:HEADS",
+    "layer_flags": "windowed_layers:FLAGS",
     "layer_ones": "layers:ONES",
     "layer_words": "windowed_layers:WORDS",
     "layers": "kinds:LAYERS",
@@ -97,12 +108,27 @@ STEPS = _refer({
     "rope_rows": "changes:RopeRows",
     "squeeze": "changes:Squeezed",
     "squeeze_all": "changes:squeezed_everywhere",
+    "tiled_columns": "tiled_heads:TILED_COLUMNS",
     "transpose": "changes:TRANSPOSED",
     "turn_heads": "changes:TurnedHeads",
 })  # fmt: skip
 
+# Fused tensors: `fusions` in a file. A group can be a function, as those of keys.
+FUSIONS = _refer({
+    "experts": "experts:expert_forms",
+    "experts_apart": "experts:forms_apart",
+    "gate_up_exps": "experts:stacked_gate_up",
+    "gated_queries": "delta:GATED_QUERIES",
+    "latent": "latent:joined_form",
+    "qkv": "fusions:qkv_form",
+    "tiled": "tiled_heads:TILED_FORMS",
+})  # fmt: skip
+
 # The orders of rows in fused tensors.
 ORDERS = _refer({
+    "alternating": "rules:alternate_gate_and_up",
+    "delta_by_group": "rules:order_by_group",
+    "delta_by_key_head": "rules:order_by_key_head",
 })  # fmt: skip
 
 # The functions that make a tensor from a config, and those that find the settings in the tensor.
@@ -117,6 +143,10 @@ MADE = {
 
 # The classes of configs and of whole models.
 MODELS = MappingProxyType({
+    "decoder_with_shared_selection": (
+        "weightctl.families.decoder:DecoderConfig",
+        "weightctl.nn.models.shared_selection:SharedSelectionDecoder",
+    ),
     "decoder": ("weightctl.families.decoder:DecoderConfig", "weightctl.nn.models.decoder:Decoder"),
     "encoder": (
         "weightctl.families.encoder:EncoderConfig", "weightctl.nn.models.encoder:TextEncoder",
@@ -128,15 +158,24 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "standard": _refer({
         "bailingmoe": "rules:standard_bailingmoe",
         "cohere2": "rules:standard_cohere2",
+        "deepseek_v2": "rules:standard_deepseek_v2",
+        "deepseek_v32": "rules:standard_deepseek_v32",
         "default_rope": "rope_sections:with_default_rope",
+        "delta": "delta:standard_delta",
         "dots1": "rules:standard_dots1",
         "ernie4_5_moe": "rules:standard_ernie4_5_moe",
         "exaone_moe": "rules:standard_exaone_moe",
+        "glm_moe_dsa": "rules:standard_glm_moe_dsa",
+        "gpt_oss": "rules:standard_gpt_oss",
         "granitehybrid": "granitehybrid:standard",
         "head": "heads:read_head",
         "hunyuan": "rules:standard_hunyuan",
+        "lfm2": "rules:standard_lfm2",
+        "lfm2_width": "rules:adjust_lfm2_width",
         "llama": "rules:standard_llama",
         "minimax_m2": "rules:standard_minimax_m2",
+        "mistral3": "rules:standard_mistral3",
+        "mistral4": "rules:standard_mistral4",
         "nomic_bert": "rules:standard_nomic_bert",
         "qwen3moe": "rules:standard_qwen3moe",
         "rope": "rope_keys:standard",
@@ -149,36 +188,51 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "checked": _refer({
         "decoder": "decoder_keys:check_decoder",
+        "delta": "delta:check_delta",
+        "glm_moe_dsa": "rules:check_glm_moe_dsa",
         "head": "heads:check_head",
         "heads_of_states": "state_space:check_heads",
+        "hybrid": "hybrid:check_hybrid",
+        "indexer": "latent:check_indexer",
         "latent": "latent:check_latent",
         "minicpm3": "rules:check_minicpm3",
+        "mistral3": "rules:check_mistral3",
+        "mistral4": "rules:check_mistral4",
         "phimoe": "rules:check_phimoe",
         "windows": "windowed_layers:check_windows",
     }),
     "unloaded": _refer({
+        "afmoe": "rules:find_unlike_afmoe",
         "cohere": "rules:find_unlike_cohere",
+        "delta": "delta:find_unlike_delta",
         "empty_sections": "rope_sections:find_empty_sections",
         "equal_heads": "experts:find_shared_heads",
         "ernie4_5_moe": "rules:find_layers_without_experts",
         "expansion": "state_space:find_expansion",
+        "glm_moe_dsa": "rules:find_unlike_glm_moe_dsa",
         "latent": "latent:find_unlike_latent",
+        "qwen35": "rules:find_unlike_qwen35",
     }),
     "default": _refer({
         "all layers": "hybrid:mark_all",
         "context of table": "rules:find_context",
+        "deepseek method": "rules:find_method",
         "ernie layers": "rules:mark_ernie_layers",
         "glm4_moe head": "rules:find_glm_head",
         "last layer": "rules:find_last_layer",
+        "rotated share": "rotations:find_rotated_share",
         "rows of table": "rules:find_rows",
     }),
     "differs": _refer({
+        "deepseek_v2": "rules:find_difference_of_deepseek_v2",
         "distilbert": "rules:find_other_head",
         "latent_scaling": "latent:find_difference_of_scaling",
+        "mistral4": "rules:find_difference_of_mistral4",
         "unrotated": "rope_sections:find_unrotated",
     }),
     "completed": _refer({
         "head": "heads:complete_head",
+        "lfm2": "rules:complete_lfm2",
     }),
     "is_of": _refer({
         "camembert": "rules:is_camembert",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.keys import Key, PresentInLayer
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.layers import ONES, LayerValues
@@ -77,6 +78,12 @@ def check_kv_heads(fields: Fields) -> None:
     counts = fields.get("layer_kv_heads")
     if is_sequence(counts) and len(set(counts) - {0}) > 1:
         raise ValueError("numbers of KV heads that differ between layers are not supported")
+
+
+def check_hybrid(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    check_kv_heads(fields)
+    return check_decoder(fields)
 
 
 def mark_all(fields: Fields) -> tuple[bool, ...]:

@@ -19,7 +19,6 @@ from weightctl.families.decoder_keys import (
     rename_keys,
     with_keys,
 )
-from weightctl.families.deepseek_v2 import NO_BIASES
 from weightctl.families.experts import (
     ROUTED_KEYS,
     ROUTED_LINES,
@@ -34,7 +33,13 @@ from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber
-from weightctl.families.latent import LATENT_DECODER, LATENT_SIZES, joined_form, latent_keys
+from weightctl.families.latent import (
+    LATENT_DECODER,
+    LATENT_SIZES,
+    NO_BIASES,
+    joined_form,
+    latent_keys,
+)
 from weightctl.families.layer_rope import object_of
 from weightctl.families.layers import ONES, LayerChoice, LayerValues, from_layer
 from weightctl.families.lines import adapt

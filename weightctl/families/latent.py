@@ -17,6 +17,7 @@ from weightctl.families.decoder_keys import DECODER_KEYS, with_keys
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, same
 from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
+from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import line, lines
 from weightctl.families.rotations import scaling
 from weightctl.families.row_orders import group_heads
@@ -120,6 +121,44 @@ def latent_keys(
 
 
 LATENT_KEYS = latent_keys(DECODER_KEYS)
+NO_BIASES = Key(
+    field="attention_bias",
+    kind=Exactly(False, "attention biases are not supported"),
+    default=False,
+    hugging_face="attention_bias",
+)
+NO_MLP_BIASES = Key(
+    field="mlp_bias",
+    kind=Exactly(False, "biases of MLPs are not supported"),
+    default=False,
+    hugging_face="mlp_bias",
+)
+# For families in which an indexer selects the keys that a query sees.
+INDEXED_DECODER = (
+    *LATENT_DECODER[:-6],
+    *lines(
+        "attention.indexer.q_b",
+        "attention.indexer.k",
+        "attention.indexer.k_norm",
+        "attention.indexer.factors",
+    ),
+    *LATENT_DECODER[-6:],
+)
+# What transformers calls the layers now, and what it called them.
+_KINDS = ("indexed_attention", "deepseek_sparse_attention")
+_EVERY = "other kinds of attention are not supported in this family"
+INDEXER_KEYS = (
+    Key(field="query_rank", kind=SIZE, default=1536, gguf="{arch}.attention.q_lora_rank",
+        hugging_face="q_lora_rank"),
+    Key(field="indexer_heads", kind=SIZE, default=64, gguf="{arch}.attention.indexer.head_count",
+        hugging_face="index_n_heads"),
+    Key(field="indexer_size", kind=SIZE, default=128, gguf="{arch}.attention.indexer.key_length",
+        hugging_face="index_head_dim"),
+    Key(field="indexer_used", kind=SIZE, default=2048, gguf="{arch}.attention.indexer.top_k",
+        hugging_face="index_topk"),
+    Key(field="layer_kinds", kind=LayersAlike(_EVERY, _KINDS), default=None,
+        hugging_face="layer_types", written=False),
+)  # fmt: skip
 # For families in which GGUF counts all KV heads, and has other keys for their sizes.
 KEYS_OF_ALL_HEADS = latent_keys(
     DECODER_KEYS,
@@ -165,6 +204,16 @@ def check_latent(fields: Fields) -> Fields:
         "query_rank": fields["query_rank"] or 0,
         "attention_scale": scale,
     }
+
+
+def check_indexer(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    rotated, size = fields["rope_dimensions"], fields["indexer_size"]
+    if rotated > size:
+        raise ValueError(
+            f"{rotated} elements of a head of the indexer cannot be rotated: it has only {size}"
+        )
+    return check_latent(fields)
 
 
 def find_unlike_latent(fields: Fields) -> str | None:

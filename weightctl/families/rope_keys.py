@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.keys import Key, Present, PresentAs, same
-from weightctl.families.kinds import FACTORS, FLAG, SIZE, Choice, Real
+from weightctl.families.kinds import FACTORS, FLAG, SIZE, Choice, OrNone, Real
 from weightctl.families.rotations import LEAST, find_rotary_size
 from weightctl.text.untyped import is_object
 
@@ -103,6 +103,24 @@ LONGROPE_KEYS = (
         hugging_face=_ROPE + "short_factor"),
     Key(field="scaling.long_factors", kind=FACTORS, default=None,
         hugging_face=_ROPE + "long_factor"),
+)  # fmt: skip
+
+# In llama.cpp, this is `mscale_all_dim` of cosines and sines, and `mscale` is 1.
+HEAD_MULTIPLIER = Key(
+    field="scaling.head_multiplier",
+    kind=OrNone(Real(0, 1e6, is_closed=True), 0.0),
+    default=None,
+    gguf_default=None,
+    gguf="{arch}.rope.scaling.yarn_log_multiplier",
+)
+# The temperature of attention. transformers reads the second key even if the first one is 0.
+TEMPERATURE_KEYS = (
+    Key(field="temperature_scale", kind=Real(0, 1e6, is_closed=True), default=0.0,
+        gguf_default=0.0, gguf="{arch}.attention.temperature_scale",
+        hugging_face=_ROPE + "llama_4_scaling_beta"),
+    Key(field="temperature_length", kind=SIZE, default=same("context"),
+        gguf_default=same("scaling.original_context"), hugging_face=_ROPE + _ORIGINAL,
+        written=True),
 )  # fmt: skip
 
 # For families whose config.json has a factor of cosines and sines for short contexts and one for

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.configs import is_same_float32
 from weightctl.families.decoder_keys import check_decoder
+from weightctl.families.delta import find_unlike_delta
+from weightctl.families.hybrid import mark_all
 from weightctl.families.keys import Key
 from weightctl.families.kinds import LAYERS, SIZE, Real, WholeNumber, show_value
-from weightctl.families.latent import check_latent
+from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
+from weightctl.families.layer_rope import object_of
+from weightctl.families.layers import LayerChoice, every_but
 from weightctl.families.multimodal import standard_text, text_of_type
 from weightctl.families.rope_keys import standard, standard_of
-from weightctl.families.rope_sections import with_default_rope
+from weightctl.families.rope_sections import find_empty_sections, with_default_rope
+from weightctl.families.row_orders import alternate, group_heads
 from weightctl.families.windowed_layers import (
+    FLAGS,
+    GLOBAL,
     WORDS,
     mark_windowed_layers,
     standard_windows,
@@ -22,10 +31,20 @@ from weightctl.families.windowed_layers import (
 from weightctl.text.untyped import is_list, is_object, is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
+
+# AFMoE
+
+
+def find_unlike_afmoe(fields: Fields) -> str | None:
+    """Return why llama.cpp would run a different model, None if it would not."""
+    if fields["rotated_layers"] != every_but(4)(fields):
+        return "its layers with full attention are not exactly every fourth layer"
+    return None
+
 
 # Bailing
 
@@ -76,6 +95,50 @@ def standard_cohere2(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return found
     layers = mark_windowed_layers(document.get("num_hidden_layers", 40), SIZE.read(period))
     return {**found, "layer_types": WORDS.write(layers)}
+
+
+# DeepSeek
+
+_BY_GROUPS = "group_limited_greedy"
+
+
+def find_difference_of_deepseek_v2(fields: Fields) -> str | None:
+    """Return what llama.cpp computes differently from transformers, or None."""
+    if fields["expert_method"] == "groups":
+        return "it ranks a group of experts by the best two of them in place of the best one"
+    return find_difference_of_scaling(fields)
+
+
+def find_method(fields: Fields) -> str:
+    """Return how experts are selected."""
+    return "greedy" if fields["expert_groups"] == 1 else "groups"
+
+
+def standard_deepseek_v2(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with groups only if they are used: one group is as good as none."""
+    found, method = dict(standard(document)), "topk_method"
+    if found.get(method) == _BY_GROUPS and found.get("n_group") in (None, 1):  # a list has no hash
+        found[method] = "greedy"
+    if found.get(method, "greedy") == "greedy":
+        found |= {"n_group": 1, "topk_group": 1}
+    return found
+
+
+def standard_deepseek_v32(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the number of dense layers that `mlp_layer_types` begins with.
+
+    Raises `ValueError` if there are dense layers after these.
+    """
+    found = dict(standard(document))
+    kinds = found.get("mlp_layer_types")
+    if not is_list(kinds):
+        return found
+    count = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if any(kind != "dense" for kind in kinds[:count]) or any(
+        kind != "sparse" for kind in kinds[count:]
+    ):
+        raise ValueError("`mlp_layer_types` must list `dense` layers first, and then `sparse` ones")
+    return found | {"first_k_dense_replace": count}
 
 
 # DistilBERT
@@ -151,6 +214,88 @@ def find_glm_head(fields: Fields) -> int:
     return 128 if hidden % heads else hidden // heads
 
 
+# GLM-5
+
+_FULL, _SHARED = "full", "shared"
+# Without a key, llama.cpp takes models with at least this context for GLM-5.2.
+_LONG_CONTEXT = 1 << 20
+
+
+def mark_glm_indexers(fields: Fields) -> tuple[bool, ...]:
+    """Return the layers with an indexer as llama.cpp assumes them without a key."""
+    if fields["context"] < _LONG_CONTEXT:
+        return mark_all(fields)
+    return tuple(layer < 2 or layer % 4 == 2 for layer in range(fields["layers"]))
+
+
+GLM_INDEXER_KEYS = (
+    Key(field="indexer_layers", kind=LayerChoice(_FULL, _SHARED), default=mark_all,
+        hugging_face="indexer_types", written=True),
+    Key(field="indexer_layers", kind=FLAGS, gguf_default=mark_glm_indexers,
+        gguf="{arch}.attention.indexer.types"),
+)  # fmt: skip
+
+
+def standard_glm_moe_dsa(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with a word for each layer that states whether it has an indexer."""
+    found = dict(standard_deepseek_v32(document))
+    if found.get("indexer_types") is not None:
+        return found
+    pattern = found.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return found | {
+            "indexer_types": [{"F": _FULL, "S": _SHARED}.get(letter, letter) for letter in pattern]
+        }
+    period, offset = found.get("index_topk_freq", 1), found.get("index_skip_topk_offset", 2)
+    if type(period) is not int or type(offset) is not int:
+        raise ValueError("`index_topk_freq` and `index_skip_topk_offset` must be integers")
+    layers = LAYERS.read(found.get("num_hidden_layers", 78))
+    return found | {
+        "indexer_types": [
+            _SHARED if max(layer - offset + 1, 0) % max(period, 1) else _FULL
+            for layer in range(layers)
+        ]
+    }
+
+
+def find_unlike_glm_moe_dsa(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run this model, None if it does."""
+    if fields["scaling.kind"] is not None:
+        return "llama.cpp does not apply RoPE scaling as transformers does in this family"
+    return None
+
+
+def check_glm_moe_dsa(fields: Fields) -> Fields:
+    """Return the fields; raises `ValueError` if the first layer has no indexer."""
+    if not fields["indexer_layers"][0]:
+        raise ValueError("the first layer must have an indexer, whose selection others can share")
+    return check_indexer(fields)
+
+
+# gpt-oss
+
+# The defaults of `GptOssConfig` for RoPE.
+_GPT_OSS_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+    "rope_theta": 150000.0,
+}
+
+
+def alternate_gate_and_up(config: Any) -> Sequence[int]:
+    """Return the order in which the columns of an expert's gate and up alternate."""
+    return alternate(config.expert_intermediate)
+
+
+def standard_gpt_oss(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the usual RoPE if it does not state any."""
+    if not document.get("rope_scaling") and not document.get("rope_parameters"):
+        document = {**document, "rope_parameters": _GPT_OSS_ROPE}
+    return standard(document)
+
+
 # Granite 4, dense models
 
 
@@ -180,6 +325,46 @@ def standard_hunyuan(document: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > least:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above {least}")
     return {**made, "rope_parameters": {"rope_theta": base * alpha ** (size / (size - 2))}}
+
+
+# LFM2
+
+
+def standard_lfm2(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json in transformers' current form, with the width that the MLP has."""
+    found = dict(standard(document))
+    for old, new in {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size",
+                     "theta": "rope_theta"}.items():  # fmt: skip
+        if found.get(old) is not None:
+            found[new] = found[old]
+    layers, attended = found.get("num_hidden_layers", 32), found.get("full_attn_idxs")
+    if found.get("layer_types") is None and is_list(attended) and isinstance(layers, int):
+        found["layer_types"] = [
+            GLOBAL if number in attended else "conv" for number in range(min(layers, 1 << 16))
+        ]
+    return found
+
+
+def adjust_lfm2_width(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the width of the MLP that transformers computes from its keys."""
+    found = dict(standard_lfm2(document))
+    width = found.get("intermediate_size", 12288)
+    multiple, factor = found.get("block_multiple_of", 256), found.get("block_ffn_dim_multiplier", 1)
+    if not found.get("block_auto_adjust_ff_dim", True):
+        return found
+    if type(width) is not int or type(multiple) is not int or multiple < 1:
+        raise ValueError("`intermediate_size` and `block_multiple_of` must be positive integers")
+    width = int(2 * width / 3)
+    if factor is not None:
+        if type(factor) not in {int, float} or not 0 < factor < math.inf:
+            raise ValueError("`block_ffn_dim_multiplier` must be a positive number")
+        width = -(-int(factor * width) // multiple) * multiple
+    return found | {"intermediate_size": width, "block_auto_adjust_ff_dim": False}
+
+
+def complete_lfm2(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json that states that its `intermediate_size` is that of the MLP."""
+    return {**document, "block_auto_adjust_ff_dim": False}
 
 
 # Llama
@@ -266,6 +451,80 @@ def standard_minimax_m2(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(rotated) is int and type(head_dim) is int and head_dim > 0:
         document = {"partial_rotary_factor": rotated / head_dim, **document}
     return standard(document)
+
+
+# Mistral 3 and 4
+
+# transformers' defaults if config.json does not have RoPE keys.
+_MISTRAL4_ROPE: Mapping[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_MISTRAL3_ROPE: Mapping[str, Any] = {
+    **_MISTRAL4_ROPE,
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+}
+# Its defaults for a text model of type `mistral`.
+_MISTRAL: Mapping[str, Any] = {
+    "vocab_size": 32000,
+    "max_position_embeddings": 131072,
+    "num_hidden_layers": 32,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "head_dim": None,
+    "rope_theta": 10000.0,
+}
+
+
+def _standard_mistral(document: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the standard config.json of a text model, with `rope` if it does not state RoPE.
+
+    A multimodal model has it as `text_config`.
+    """
+    if document["model_type"] == "mistral3":
+        text = object_of(document, "text_config")
+        if text.get("model_type", "mistral") == "mistral":
+            rope, text = {}, {**_MISTRAL, **text}
+        tied = "tie_word_embeddings"
+        document = {**text, tied: document[tied]} if tied in document else text
+    if not document.get("rope_scaling") and not document.get("rope_parameters"):
+        document = {**document, "rope_parameters": rope}
+    return standard(document)
+
+
+standard_mistral3 = partial(_standard_mistral, rope=_MISTRAL3_ROPE)
+standard_mistral4 = partial(_standard_mistral, rope=_MISTRAL4_ROPE)
+
+
+def _check_temperature(fields: Fields) -> Fields:
+    """Return the fields; raises `ValueError` for a temperature that llama.cpp does not support."""
+    if fields["temperature_scale"] and fields["scaling.kind"] != "yarn":
+        raise ValueError("`llama_4_scaling_beta` is only supported with `yarn` scaling")
+    return fields
+
+
+def check_mistral3(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    return check_decoder(_check_temperature(fields))
+
+
+def check_mistral4(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    return check_latent(_check_temperature(fields))
+
+
+def find_difference_of_mistral4(fields: Fields) -> str | None:
+    """Return what llama.cpp computes differently from transformers, or None."""
+    if fields["scaling.kind"] == "yarn" and fields["scaling.mscale_all_dim"] != 1:
+        return "it always uses 1 for `mscale` and `mscale_all_dim`"
+    return find_difference_of_scaling(fields)
 
 
 # Nomic
@@ -367,6 +626,27 @@ def standard_vision_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
         listed = vision.get("deepstack_visual_indexes")
         found[_DEEPSTACK] = len(listed) if is_list(listed) else _USUAL
     return standard_windows({"use_sliding_window": False, **found})
+
+
+# Qwen3-Next and Qwen3.5
+
+
+def order_by_key_head(config: Any) -> Sequence[int]:
+    """Return the order by key heads: each has its query, key, values and gates."""
+    group = config.delta_heads // config.delta_key_heads
+    keys, values = config.delta_key_size, config.delta_value_size * group
+    return group_heads(config.delta_key_heads, (keys, keys, values, values))
+
+
+def order_by_group(config: Any) -> Sequence[int]:
+    """Return the order by key heads: each has its shares and fadings."""
+    group = config.delta_heads // config.delta_key_heads
+    return group_heads(config.delta_key_heads, (group, group))
+
+
+def find_unlike_qwen35(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load or run a model, None if it does."""
+    return find_empty_sections(fields) or find_unlike_delta(fields)
 
 
 # RoBERTa

@@ -100,8 +100,4 @@ TILED_FORMS = (
     _form("offsets", "ssm_dt.bias"),
 )
 
-# Changes of the lines for `delta_lines`.
-TILED_CHANGES: Mapping[str, Any] = {
-    **{form.parts[0].removeprefix("layers.{}."): {"gguf": None} for form in TILED_FORMS},
-    "delta.outputs": {"change": Columns()},
-}
+TILED_COLUMNS = Columns()
