@@ -217,7 +217,7 @@ COMMANDS = [
     "check model",
     "verify model --skip forward",
     "tasks model out.gguf",
-    "imatrix model -o out.gguf --chunks 1 --context 64",
+    pytest.param("imatrix model -o out.gguf --chunks 1 --context 64", marks=pytest.mark.long),
 ]
 
 
