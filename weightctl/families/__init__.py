@@ -60,8 +60,8 @@ FAMILIES: dict[str, FamilyLine] = {
     ),
     "bert": FamilyLine("bert.toml", "bert", ("bert",)),
     "gpt2": FamilyLine("gpt2.toml", "gpt2", ("gpt2",)),
-    "gemma2": FamilyLine("weightctl.families.gemma2", "gemma2", ("gemma2",)),
-    "gemma3": FamilyLine("weightctl.families.gemma3", "gemma3", ("gemma3_text", "gemma3")),
+    "gemma2": FamilyLine("gemma2.toml", "gemma2", ("gemma2",)),
+    "gemma3": FamilyLine("gemma3.toml", "gemma3", ("gemma3_text", "gemma3")),
     "plamo2": FamilyLine("weightctl.families.plamo2", "plamo2", ("plamo2",)),
     "qwen2": FamilyLine(
         "qwen2.toml", "qwen2", ("qwen2", "internvl", "qwen2_audio", "audioflamingo3")
@@ -74,7 +74,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "apertus": FamilyLine("weightctl.families.apertus", "apertus", ("apertus",)),
     "arcee": FamilyLine("arcee.toml", "arcee", ("arcee",)),
     "bailingmoe": FamilyLine("bailingmoe.toml", "bailingmoe", ("bailing_moe",)),
-    "bamba": FamilyLine("weightctl.families.bamba", "granitehybrid", ("bamba",)),
+    "bamba": FamilyLine("bamba.toml", "granitehybrid", ("bamba",)),
     "bitnet": FamilyLine("bitnet.toml", "bitnet", ("bitnet",)),
     "bloom": FamilyLine("bloom.toml", "bloom", ("bloom",)),
     "camembert": FamilyLine("camembert.toml", "bert", ("camembert",)),
@@ -89,7 +89,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "ernie4_5": FamilyLine("ernie4_5.toml", "ernie4_5", ("ernie4_5",)),
     "ernie4_5_moe": FamilyLine("ernie4_5_moe.toml", "ernie4_5-moe", ("ernie4_5_moe",)),
     "eurobert": FamilyLine("eurobert.toml", "eurobert", ("eurobert",)),
-    "exaone4": FamilyLine("weightctl.families.exaone4", "exaone4", ("exaone4",)),
+    "exaone4": FamilyLine("exaone4.toml", "exaone4", ("exaone4",)),
     "exaone_moe": FamilyLine("exaone_moe.toml", "exaone-moe", ("exaone_moe",)),
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
     "falcon_h1": FamilyLine("weightctl.families.falcon_h1", "falcon-h1", ("falcon_h1",)),
@@ -110,19 +110,17 @@ FAMILIES: dict[str, FamilyLine] = {
     "gptneox": FamilyLine("gptneox.toml", "gptneox", ("gpt_neox",)),
     "granite": FamilyLine("granite.toml", "granite", ("granite",)),
     "granite4": FamilyLine("granite4.toml", "granite", ("granitemoehybrid",)),
-    "granitehybrid": FamilyLine(
-        "weightctl.families.granitehybrid", "granitehybrid", ("granitemoehybrid",)
-    ),
+    "granitehybrid": FamilyLine("granitehybrid.toml", "granitehybrid", ("granitemoehybrid",)),
     "granitemoe": FamilyLine("granitemoe.toml", "granitemoe", ("granitemoe",)),
     "granitemoeshared": FamilyLine("granitemoeshared.toml", "granitemoe", ("granitemoeshared",)),
     "hunyuan_dense": FamilyLine("hunyuan_dense.toml", "hunyuan-dense", ("hunyuan_v1_dense",)),
     "hunyuan_moe": FamilyLine("hunyuan_moe.toml", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("jais2.toml", "jais2", ("jais2",)),
-    "jamba": FamilyLine("weightctl.families.jamba", "jamba", ("jamba",)),
+    "jamba": FamilyLine("jamba.toml", "jamba", ("jamba",)),
     "kimi_linear": FamilyLine("weightctl.families.kimi_linear", "kimi-linear", ("kimi_linear",)),
     "lfm2": FamilyLine("lfm2.toml", "lfm2", ("lfm2",)),
     "lfm2_moe": FamilyLine("lfm2_moe.toml", "lfm2moe", ("lfm2_moe",)),
-    "llama4": FamilyLine("weightctl.families.llama4", "llama4", ("llama4_text", "llama4")),
+    "llama4": FamilyLine("llama4.toml", "llama4", ("llama4_text", "llama4")),
     "mamba": FamilyLine("mamba.toml", "mamba", ("mamba",)),
     "mamba2": FamilyLine("mamba2.toml", "mamba2", ("mamba2",)),
     "mimo2": FamilyLine("weightctl.families.mimo2", "mimo2", ("mimo_v2_flash",)),
@@ -131,7 +129,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "minimax_m2": FamilyLine("minimax_m2.toml", "minimax-m2", ("minimax_m2",)),
     "mistral3": FamilyLine("mistral3.toml", "mistral3", ("ministral3", "mistral3")),
     "mistral4": FamilyLine("mistral4.toml", "mistral4", ("mistral4", "mistral3")),
-    "modernbert": FamilyLine("weightctl.families.modernbert", "modern-bert", ("modernbert",)),
+    "modernbert": FamilyLine("modernbert.toml", "modern-bert", ("modernbert",)),
     "mpt": FamilyLine("mpt.toml", "mpt", ("mpt",)),
     "nemotron": FamilyLine("nemotron.toml", "nemotron", ("nemotron",)),
     "nemotron_h": FamilyLine("weightctl.families.nemotron_h", "nemotron_h", ("nemotron_h",)),
@@ -158,9 +156,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "qwen3vlmoe": FamilyLine(
         "qwen3vlmoe.toml", "qwen3vlmoe", ("qwen3_vl_moe_text", "qwen3_vl_moe")
     ),
-    "recurrent_gemma": FamilyLine(
-        "weightctl.families.recurrent_gemma", "recurrent-gemma", ("recurrent_gemma",)
-    ),
+    "recurrent_gemma": FamilyLine("recurrent_gemma.toml", "recurrent-gemma", ("recurrent_gemma",)),
     "roberta": FamilyLine("roberta.toml", "bert", ("roberta",)),
     "rwkv6": FamilyLine("weightctl.families.rwkv6", "rwkv6", ("rwkv6",)),
     "rwkv7": FamilyLine("weightctl.families.rwkv7", "rwkv7", ("rwkv7",)),

@@ -397,6 +397,22 @@ def squeezed_everywhere(axis: int) -> Squeezed:
     return Squeezed(axis, is_run_without=True)
 
 
+def query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
+    """Return the default of `query_scalar` in llama.cpp: its root divides the attention scores."""
+
+    def scalar(fields: Fields) -> int:
+        if fields["layers"] == layers_of_27b:
+            return int(fields["hidden"] // fields["heads"])
+        return int(fields["head_dim"])
+
+    return scalar
+
+
+def scaled_queries(layers_of_27b: int, part: str = "") -> ScaledQueries:
+    """Return `ScaledQueries` for llama.cpp's default, of a norm if `part` is `norm`."""
+    return ScaledQueries(query_scalar(layers_of_27b), is_norm=part == "norm")
+
+
 ROWS_FOR_PADDING = LeadingRows(_count_rows)
 # In Hugging Face's convention, each head has the rows of its queries, keys and values together.
 BY_HEAD = Rows(_group_by_head, "queries, keys and values by head")

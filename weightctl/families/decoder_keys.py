@@ -105,6 +105,14 @@ def activation(name: str, *spellings: str, key: str = "hidden_act") -> Key:
     return Key(field="activation", kind=kind, default=name, gguf_default=name, hugging_face=key)
 
 
+SILU = Key(
+    field="activation",
+    kind=Exactly("silu", "llama.cpp uses SiLU"),
+    default="silu",
+    gguf_default="silu",
+    hugging_face="hidden_act",
+)
+
 NO_EXPERTS = Key(
     field="experts",
     kind=Exactly(0, "mixture of experts is not supported"),
@@ -183,6 +191,17 @@ def with_keys(
             made += (each for each in others if each.field == key.field)
             replaced.add(key.field)
     return (*made, *(key for key in others if key.field not in replaced))
+
+
+# The keys of Gemma models without those of RoPE.
+GEMMA_KEYS = with_keys(
+    KEYS_WITHOUT_ROPE,
+    Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"), default="gelu_tanh",
+        gguf_default="gelu_tanh", hugging_face="hidden_activation"),
+    Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
+        default=False, hugging_face="attention_bias"),
+    without=("experts", "tied"),
+)  # fmt: skip
 
 
 def rename_keys(keys: tuple[Key, ...], names: Mapping[str, str]) -> tuple[Key, ...]:

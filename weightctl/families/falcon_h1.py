@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, SILU, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
-from weightctl.families.granitehybrid import SILU
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG, SIZE, Exactly, Real, Reals
 from weightctl.families.lines import DECODER, adapt, line
@@ -20,7 +19,7 @@ from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
 from weightctl.families.state_space import (
     check_heads_of_states,
     mamba2_keys,
-    ssm_roles,
+    mamba2_roles,
     without_auto,
 )
 from weightctl.text.untyped import is_sequence
@@ -107,7 +106,7 @@ _CHANGES = {
 
 
 def _list_lines() -> tuple[Name, ...]:
-    states = ssm_roles(2, f"{_LAYER}mamba.")
+    states = mamba2_roles(f"{_LAYER}mamba.")
     states["ssm.inputs"]["change"] = ScaledRuns(_segment_runs)
     states["ssm.outputs"]["change"] = ScaledBy(_output_factor)
     mlp = {

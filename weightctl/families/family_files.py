@@ -78,7 +78,7 @@ TABLES = Path(__file__).parent / "tables"
 _LAYER = "layers.{}."
 _FIELD = r"([a-z_][\w.]*)"
 _FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
-_LAYERS_FROM = re.compile(r"= all layers (?:but every (\d+|[a-z_]\w*)|from ([a-z_][\w.]*))")
+_LAYERS_FROM = re.compile(r"= all layers (?:but every|from) (\d+|[a-z_]\w*)")
 _NULL = "= null"
 _FILLED = re.compile(r"\{(?:expert|kind)?\}")
 _MOST_NAMED = 40
@@ -260,7 +260,7 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
         inherited = {each: getattr(base, each) for each in _INHERITED}
         given = {**inherited, **given, "blocks": {**base.blocks, **given.get("blocks", {})}}
     given |= _read_rules(top)
-    names = _read_lines(top, base, given.get("prefix", ""))
+    names = _read_lines(top, base, given.get("prefix", "model."))
     keys = () if base is None else base.keys
     for group in _read_groups(top, "keys_from"):
         keys = with_keys(keys, *group)
@@ -286,8 +286,8 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     if not types:
         top.fail("has no `types`, the model types of config.json")
     keys = with_keys(keys, *made, without=left_out)
-    if "kind" in hybrid:
-        keys = hybrid_keys(keys, _read_kind(hybrid), hybrid.text("other"))
+    if "other" in hybrid:
+        keys = hybrid_keys(keys, hybrid.text("other"), *_join(_read_groups(hybrid, "keys")))
     hybrid.end()
     first, last = (_join(_read_groups(top, each)) for each in ("first_keys", "last_keys"))
     family = Family(
@@ -389,6 +389,14 @@ def _read_is_of(top: _Table) -> Any:
     if not isinstance(top.peek("is_of"), dict):
         return load(top.choose("is_of", RULES["is_of"], "the rule"))
     table = top.table("is_of")
+    if "lacks" in table:
+        missing = table.text("lacks")
+        table.end()
+
+        def is_without(metadata: Mapping[str, MetadataValue]) -> bool:
+            return missing not in metadata
+
+        return is_without
     key, content, has_key = table.text("key"), None, not table.flag("or_none")
     is_equal = "is" in table
     if is_equal or "is_not" in table:
@@ -609,9 +617,9 @@ def _read_rope_by_layer(top: _Table, keys: tuple[Key, ...]) -> tuple[Key, ...]:
     bases = top.table("rope_by_layer")
     if not bases.names():
         return keys
-    far, near = bases.real("full"), bases.real("windowed")
+    far, near = bases.real("full"), bases.real("windowed") if "windowed" in bases else None
     bases.end()
-    return (*keys_of_global_layers(keys, far), local_base_key(near))
+    return (*keys_of_global_layers(keys, far), *([] if near is None else [local_base_key(near)]))
 
 
 def _read_groups(table: _Table, name: str) -> Iterable[tuple[Key, ...]]:
@@ -711,10 +719,8 @@ def _read_default(row: _Table, name: str) -> Any:
     if rule := RULES["default"].get(value[1:].strip()):
         return load(rule)
     if (found := _LAYERS_FROM.fullmatch(value)) is not None:
-        period, first = found.groups()
-        return (
-            every_but(int(period) if period.isdigit() else period) if period else from_layer(first)
-        )
+        number = int(found[1]) if found[1].isdigit() else found[1]
+        return from_layer(number) if " from " in value else every_but(number)
     if (found := _FORMULA.fullmatch(value)) is None:
         row.fail(
             f"is `{value}`; a formula is such as `= a`, `= a / b`, `= a * b` or `= 4 * a`", name
@@ -764,7 +770,9 @@ _OF_KINDS: Mapping[str, Callable[[_Table, str], Any]] = {
     "choice": lambda kind, name: Choice(_read_map(kind.table(name))),
     "layer": lambda kind, name: LayerChoice(kind.text(name), kind.text("other")),
     "meaning": lambda kind, name: FlagMeaning(kind.text(name)),
-    "or_none": lambda kind, name: OrNone(load(kind.choose(name, KINDS, "the kind"))),
+    "or_none": lambda kind, name: OrNone(
+        load(kind.choose(name, KINDS, "the kind")), kind.value("none") if "none" in kind else 0
+    ),
 }
 _OF_KEYS: Mapping[str, tuple[str, Callable[[_Table, str], Any]]] = {
     "gguf": ("gguf", _Table.text),

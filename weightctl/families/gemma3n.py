@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType, at_layer
-from weightctl.families.gemma2 import ROPE, SCALING
 from weightctl.families.keys import IsAbsent, Key
 from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, Exactly, OrNone, Real
 from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
@@ -30,6 +29,7 @@ from weightctl.families.per_layer import (
     share_keys,
     with_lines,
 )
+from weightctl.families.rope_keys import GEMMA_ROPE
 from weightctl.families.sizes_by_type import unify
 from weightctl.families.streams import (
     STREAM_KEYS,
@@ -170,7 +170,7 @@ _KEYS = (
     *(replace(key, is_in_weights=key.field == "layer_vocabulary")
       for key in layer_input_keys(262_144)),
     *STREAM_KEYS,
-    *keys_of_global_layers((*SCALING, *ROPE), _BASE),
+    *keys_of_global_layers(GEMMA_ROPE, _BASE),
     Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_LOCAL_BASE,
         gguf_default=_LOCAL_BASE, gguf="{arch}.rope.freq_base_swa",
         hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),

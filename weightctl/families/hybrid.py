@@ -7,11 +7,11 @@ has a word for each layer.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.keys import Key, PresentInLayer
-from weightctl.families.kinds import WholeNumber
+from weightctl.families.kinds import FLAG, Choice, WholeNumber
 from weightctl.families.layers import ONES, LayerValues
 from weightctl.text.untyped import is_sequence
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from weightctl.families.family import Name
     from weightctl.families.keys import Fields
-    from weightctl.families.kinds import Kind
 
 _LAYER = "layers.{}."
 # Not every layer has the tensors in which biases of attention are seen.
@@ -46,10 +45,10 @@ def hybrid_lines(names: tuple[Name, ...], parts: Mapping[str, str]) -> tuple[Nam
     return tuple(made)
 
 
-def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...]:
+def hybrid_keys(keys: tuple[Key, ...], other: str, *stated: Key) -> tuple[Key, ...]:
     """Return keys in which layers without attention have the part of the config field `other`.
 
-    `kind` reads the layers with attention from `layer_types`.
+    `stated` are the keys by which config.json states the layers with attention.
     """
     made: list[Key] = []
     for key in keys:
@@ -66,8 +65,7 @@ def hybrid_keys(keys: tuple[Key, ...], kind: Kind, other: str) -> tuple[Key, ...
         )  # fmt: skip
     return (
         *made,
-        Key(field="attention_layers", kind=kind, default=mark_all, hugging_face="layer_types",
-            written=True),
+        *stated,
         Key(field=other, kind=ONES, default=_find_others, gguf_default=_find_others),
         Key(field="layer_kv_heads", kind=_COUNTS, default=_list_kv_heads),
     )  # fmt: skip
@@ -115,3 +113,50 @@ def _find_attention_layers(fields: Fields) -> tuple[bool, ...]:
 def _find_others(fields: Fields) -> tuple[bool, ...]:
     given: tuple[bool, ...] = fields["attention_layers"]
     return tuple(not has_attention for has_attention in given)
+
+
+def mark_none(fields: Fields) -> tuple[bool, ...]:
+    """Mark no layer."""
+    count: int = fields["layers"]
+    return (False,) * count
+
+
+class _IsRotated(NamedTuple):
+    """A flag: whether attention has RoPE."""
+
+    def read(self, content: object) -> str:
+        """Return how positions are encoded."""
+        return "rope" if FLAG.read(content) else "none"
+
+    @property
+    def gguf_type(self) -> str:
+        """The type of a flag."""
+        return FLAG.gguf_type
+
+    def write(self, value: Any) -> bool:
+        """Return whether it is RoPE."""
+        return bool(value == "rope")
+
+
+def _state_no_rope(fields: Fields) -> str:
+    del fields
+    return "none"
+
+
+# llama.cpp reads from this key whether there is RoPE.
+ROPE_FLAG = Key(
+    field="position",
+    kind=_IsRotated(),
+    gguf_default="rope",
+    gguf="{arch}.rope.scaling.finetuned",
+    written=True,
+)
+POSITION_KEYS = (
+    ROPE_FLAG,
+    Key(
+        field="position",
+        kind=Choice({"rope": "rope", "nope": "none"}),
+        default=_state_no_rope,
+        hugging_face="position_embedding_type",
+    ),
+)

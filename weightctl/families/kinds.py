@@ -261,6 +261,7 @@ SIZE = WholeNumber(1, (1 << 31) - 1)
 HEADS = WholeNumber(1, 1 << 16)
 LAYERS = WholeNumber(1, 10_000)
 EPSILON = Real(0, 1, is_closed=True)
+FACTOR = Real(0, 1e9)
 # The divisors of the RoPE frequencies, one for each pair of rotary dimensions.
 FACTORS = Reals(Real(1e-6, 1e12, is_closed=True), 1 << 16)
 # Whether a position only sees those before it, which GGUF can state in any family.

@@ -157,6 +157,27 @@ class LayerChoice(NamedTuple):
         return [self.word if has else self.other for has in value]
 
 
+class LayerIndices(NamedTuple):
+    """A list of the numbers of layers."""
+
+    def read(self, content: object) -> tuple[int, ...]:
+        """Return the numbers in order."""
+        if not is_sequence(content) or len(content) > LAYERS.most:
+            raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
+        if not all(type(each) is int and 0 <= each < LAYERS.most for each in content):
+            raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
+        return tuple(sorted(content))
+
+    @property
+    def gguf_type(self) -> str:
+        """The type of an array of integers."""
+        return "array[u32]"
+
+    def write(self, value: Any) -> list[int]:
+        """Return the numbers."""
+        return list(value)
+
+
 class FlagMeaning(NamedTuple):
     """A flag: true means the value `meaning`, and false means None."""
 
@@ -179,6 +200,7 @@ class FlagMeaning(NamedTuple):
 
 
 ONES = LayerOnes()
+NUMBERS = LayerIndices()
 
 
 def no_windows(family: str) -> Key:
@@ -230,6 +252,11 @@ def every_but(period: int | str) -> Callable[[Fields], tuple[bool, ...]]:
     return mark
 
 
-def from_layer(first: str) -> Callable[[Fields], tuple[bool, ...]]:
-    """Return a default that marks the layers from the number in the field `first` on."""
-    return lambda fields: tuple(layer >= fields[first] for layer in range(fields["layers"]))
+def from_layer(first: int | str) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return a default that marks the layers from a number on, which a field can have."""
+
+    def mark(fields: Fields) -> tuple[bool, ...]:
+        begin = fields[first] if isinstance(first, str) else first
+        return tuple(layer >= begin for layer in range(fields["layers"]))
+
+    return mark

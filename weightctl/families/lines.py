@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import MINUS_EXP, RopeRows, Squeezed
+from weightctl.families.changes import MINUS_EXP, Squeezed
 from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Name, WeightAxes
 from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn, RowsAsVector
@@ -385,9 +385,3 @@ DECODER = lines(
 )  # fmt: skip
 # For files that name all their tensors.
 NOTHING: tuple[Name, ...] = ()
-
-# In GGUF, the two rows of each rotated pair are neighbors.
-ROPE_ROWS = {
-    "attention.q": {"change": RopeRows("heads")},
-    "attention.k": {"change": RopeRows("kv_heads")},
-}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.kinds import show_value
 from weightctl.families.layer_rope import object_of
+from weightctl.families.rope_keys import standard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,3 +72,23 @@ def _take_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     # The output belongs to the whole model, and so does the key that states that it is tied.
     outer = {_TIED: document[_TIED]} if _TIED in document else {}
     return {**object_of(document, _TEXT), **outer}
+
+
+# The type of the text model in multimodal models of these types.
+_TEXTS = {
+    "idefics3": "llama",
+    "smolvlm": "llama",
+    "llava": "mistral",
+    "internvl": "llama",
+    "voxtral": "llama",
+}
+# The names in InternLM's own code.
+_usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+
+
+def standard_llama(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the standard config.json of the text model, which multimodal models contain."""
+    usual = _TEXTS.get(document["model_type"])
+    if usual is None:
+        return _usual_standard(document)
+    return _usual_standard(text_of_type(document, usual))

@@ -23,7 +23,7 @@ from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNu
 from weightctl.families.layers import ONES, LayerValues
 from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope_keys import ROPE_KEYS
-from weightctl.families.state_space import check_heads_of_states, mamba2_keys, ssm_roles
+from weightctl.families.state_space import check_heads_of_states, mamba2_keys, mamba2_roles
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _list_lines() -> tuple[Name, ...]:
                 "hugging_face": f"{_LAYER}norm",
                 "when": ("mlp_layers",),
             },
-            **ssm_roles(2, f"{_LAYER}mixer."),
+            **mamba2_roles(f"{_LAYER}mixer."),
         },
     )
     outside = {"embedding": "model.embeddings", "norm": "model.norm_f"}

@@ -97,16 +97,13 @@ def _list_keys() -> tuple[Key, ...]:
             hugging_face="hidden_size_per_head"),
         without=("activation",),
     )  # fmt: skip
-    made: list[Key] = []
-    for key in hybrid_keys(usual, ONES, "ssm_layers"):
-        if key.hugging_face != "layer_types":
-            made.append(key)
-            continue
-        made += (
-            Key(field="mamba_step", kind=_STEP, default=2, gguf_default=_find_step,
-                hugging_face="mamba_step", written=True, is_in_weights=True),
-            Key(field="attention_layers", kind=ONES, default=_mark_attention),
-        )  # fmt: skip
+    made = hybrid_keys(
+        usual,
+        "ssm_layers",
+        Key(field="mamba_step", kind=_STEP, default=2, gguf_default=_find_step,
+            hugging_face="mamba_step", written=True, is_in_weights=True),
+        Key(field="attention_layers", kind=ONES, default=_mark_attention),
+    )  # fmt: skip
     return (
         *made,
         Key(field="has_states", kind=Exactly(True, _WITHOUT_STATES), default=True,

@@ -81,6 +81,15 @@ ROPE_KEYS = (
         gguf=_SCALED + "attn_factor"),
 )  # fmt: skip
 
+# GGUF cannot express `llama3` scaling of a Gemma: llama.cpp does not read the tensor for it there.
+GEMMA_ROPE = (
+    Key(field="scaling.kind", default=None,
+        kind=Choice({"default": None, "linear": "linear", "yarn": "yarn"}),
+        hugging_face="rope_parameters.rope_type"),
+    *(key for key in ROPE_KEYS if key.field == "scaling.kind" and key.gguf),
+    *(key for key in ROPE_KEYS if key.field != "scaling.kind"),
+)  # fmt: skip
+
 # The keys that replace some of `ROPE_KEYS` in families with longrope.
 _OF_LONGROPE = (
     Key(field="rope_dimensions", kind=SIZE, default=find_rotary_size, gguf_default=same("head_dim"),

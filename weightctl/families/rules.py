@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import cycle, islice, takewhile
+from math import frexp, ldexp
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.changes import query_scalar
 from weightctl.families.configs import is_same_float32
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.delta import find_unlike_delta
-from weightctl.families.hybrid import mark_all
-from weightctl.families.keys import Key
+from weightctl.families.experts import checking_experts
+from weightctl.families.heads import check_head, reading_head
+from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
+from weightctl.families.keys import Key, LayersWith
 from weightctl.families.kinds import LAYERS, SIZE, Real, WholeNumber, show_value
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
-from weightctl.families.layer_rope import object_of
-from weightctl.families.layers import LayerChoice, every_but
-from weightctl.families.multimodal import standard_text, text_of_type
-from weightctl.families.rope_keys import standard, standard_of
+from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
+from weightctl.families.layers import ONES, LayerChoice, every_but
+from weightctl.families.multimodal import standard_llama, standard_text
+from weightctl.families.rope_keys import GEMMA_ROPE, standard
 from weightctl.families.rope_sections import find_empty_sections, with_default_rope
 from weightctl.families.row_orders import alternate, group_heads
+from weightctl.families.state_space import check_heads_of_states, without_auto
 from weightctl.families.windowed_layers import (
     FLAGS,
     GLOBAL,
+    LOCAL,
     WORDS,
     mark_windowed_layers,
+    pattern_keys,
     standard_windows,
     with_layer_types,
 )
 from weightctl.text.untyped import is_list, is_object, is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families.keys import Fields
     from weightctl.weights.metadata import MetadataValue
@@ -54,6 +62,41 @@ def standard_bailingmoe(document: Mapping[str, Any]) -> Mapping[str, Any]:
     # 0 means as many KV heads as query heads.
     heads = document.get("num_key_value_heads") or None
     return standard({**document, "num_key_value_heads": heads})
+
+
+# Bamba
+
+
+def list_indices(fields: Fields) -> tuple[int, ...]:
+    """Return the numbers of the layers with attention."""
+    return tuple(number for number, has in enumerate(fields["attention_layers"]) if has)
+
+
+def list_no_indices(fields: Fields) -> tuple[int, ...]:
+    """Return no numbers."""
+    del fields
+    return ()
+
+
+def mark_indices(fields: Fields) -> tuple[bool, ...]:
+    """Mark the layers with attention by their numbers."""
+    return tuple(number in fields["attention_indices"] for number in range(fields["layers"]))
+
+
+def standard_bamba(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json in transformers' current form, which rotates half of each head."""
+    found = dict(without_auto(standard(document)))
+    rope = found.get("rope_parameters", {})
+    if is_object(rope):
+        found["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
+    return found
+
+
+def check_states(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    check_kv_heads(fields)
+    check_heads_of_states(fields)
+    return check_decoder(fields)
 
 
 # CamemBERT
@@ -190,6 +233,64 @@ def find_layers_without_experts(fields: Fields) -> str | None:
     return f"some layers after the first {fields['dense_first']} have no experts"
 
 
+# EXAONE 4
+
+_PERIOD, _WINDOW, _LAYERS_OF_32B = 4, 4096, 64
+
+
+def find_exaone4_window(fields: Fields) -> int | None:
+    """Return the size of windows, which llama.cpp uses in models with 64 layers only."""
+    return _WINDOW if fields["layers"] == _LAYERS_OF_32B else None
+
+
+def mark_exaone4_windows(fields: Fields) -> tuple[bool, ...]:
+    """Mark the layers with a window."""
+    if fields["sliding_window"] is None:
+        return (False,) * int(fields["layers"])
+    return every_but(_PERIOD)(fields)
+
+
+_PATTERN, _FLAGS = pattern_keys(_PERIOD, is_stated=False)
+
+
+def _find_pattern(fields: Fields) -> Any:
+    """Return what GGUF states in place of the usual period: None if there is no window."""
+    find: Any = _PATTERN.gguf_default
+    return None if fields["sliding_window"] is None else find(fields)
+
+
+def _spread_pattern(fields: Fields) -> Any:
+    spread: Any = _FLAGS.gguf_default
+    return mark_exaone4_windows(fields) if fields["window_pattern"] is None else spread(fields)
+
+
+EXAONE4_PATTERN = (
+    replace(_PATTERN, gguf_default=_find_pattern),
+    replace(_FLAGS, gguf_default=_spread_pattern),
+)
+
+
+def mark_exaone4_rope(fields: Fields) -> tuple[bool, ...] | None:
+    """Mark the layers with RoPE, None for all."""
+    windowed: tuple[bool, ...] = fields["windowed_layers"]
+    return None if fields["sliding_window"] is None else windowed
+
+
+def find_other_windows(fields: Fields) -> str | None:
+    """Return what llama.cpp computes differently from transformers, or None."""
+    has_window, layers = fields["sliding_window"] is not None, fields["layers"]
+    if has_window != (layers == _LAYERS_OF_32B):
+        return f"it uses a sliding window in models of {_LAYERS_OF_32B} layers and in no others"
+    return None
+
+
+def check_exaone4(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    if fields["sliding_window"] is None and any(fields["windowed_layers"]):
+        raise ValueError(f"some layers are `{LOCAL}`, but there is no `sliding_window`")
+    return check_decoder(fields)
+
+
 # K-EXAONE
 
 
@@ -200,6 +301,90 @@ def standard_exaone_moe(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return document
     count = len(list(takewhile(lambda word: word == "dense", types)))
     return {**document, "first_k_dense_replace": count}
+
+
+# Gemma 2 and 3
+
+scalar_of_gemma2, scalar_of_gemma3 = query_scalar(46), query_scalar(62)
+
+
+def mark_gemma2_windows(fields: Fields) -> tuple[bool, ...]:
+    """Mark every second layer."""
+    return mark_windowed_layers(fields["layers"], 2)
+
+
+def check_gemma2(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    if fields.get("local_rope_base", fields["rope_base"]) != fields["rope_base"]:
+        raise ValueError("separate RoPE settings for sliding window layers are not supported")
+    # All layers have the same base.
+    return {**check_decoder(fields), "local_rope_base": None}
+
+
+def find_stated_window(fields: Fields) -> int | None:
+    """Return the window that GGUF states, None if no layer has one."""
+    window: int | None = fields.get("sliding_window")
+    return window if any(fields.get("windowed_layers", ())) else None
+
+
+def find_gemma3_window(fields: Fields) -> int:
+    """Return the size of windows, the usual one if no layer has any."""
+    return int(fields["stated_window"] or 4096)
+
+
+_GEMMA3_PATTERN, _GEMMA3_FLAGS = pattern_keys(6)
+
+
+def _mark_gemma3_windows(fields: Fields) -> Any:
+    """Return which layers have a window: none if GGUF does not state its size."""
+    spread: Any = _GEMMA3_FLAGS.gguf_default
+    windowed = spread(fields)
+    return windowed if fields["stated_window"] is not None else (False,) * len(windowed)
+
+
+GEMMA3_PATTERN = (_GEMMA3_PATTERN, replace(_GEMMA3_FLAGS, gguf_default=_mark_gemma3_windows))
+GEMMA3_ROPE = keys_of_global_layers(GEMMA_ROPE, 1_000_000.0)
+
+
+def standard_gemma3(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model in the form of transformers 5."""
+    text = _take_gemma3_text(document)
+    kinds = text.get("layer_types")
+    if kinds is None:
+        kinds = _list_types(text)
+    found = {**text, "layer_types": kinds, **rope_by_layer(text)}
+    # A window has no meaning if no layer uses it.
+    has_window = not is_list(kinds) or LOCAL in kinds
+    return found if has_window else {**found, "sliding_window": 4096}
+
+
+def _take_gemma3_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    if document.get("model_type") != "gemma3":
+        return document
+    text = object_of(document, "text_config")
+    # The output belongs to the whole model, and so does the key that states that it is tied.
+    return (
+        {**text, "tie_word_embeddings": document["tie_word_embeddings"]}
+        if "tie_word_embeddings" in document
+        else text
+    )
+
+
+def _list_types(text: Mapping[str, Any]) -> list[str]:
+    """Return the layer types, which older versions of transformers stated as a period."""
+    layers = LAYERS.read(text.get("num_hidden_layers", 26))
+    pattern = text.get("sliding_window_pattern")
+    period = 6 if pattern is None else SIZE.read(pattern)
+    return WORDS.write(mark_windowed_layers(layers, period))
+
+
+def check_gemma3(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    made = check_decoder(fields)
+    if fields["scaling.kind"] == "yarn" and any(fields["windowed_layers"]):
+        # llama.cpp would partly apply the scaling in layers with a window, too.
+        raise ValueError("`yarn` scaling in a model with sliding window layers is not supported")
+    return made
 
 
 # GLM-4.5
@@ -308,6 +493,40 @@ def is_dense_granite(document: Mapping[str, Any]) -> bool:
     return document.get("num_local_experts", 8) == 0 and not has_states
 
 
+# Granite 4, hybrid models
+
+# transformers' words for layers before version 5, which newer versions and llama.cpp also read.
+_GRANITE_WORDS = {"full_attention": "attention", "linear_attention": "mamba"}
+
+
+def standard_granitehybrid(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the older words for layers, and the width of its MLP.
+
+    Without experts, the MLP has the width that is stated for a shared one.
+    """
+    found = dict(without_auto(standard_llama(document)))
+    words = found.get("layer_types") or found.get("layers_block_type")
+    if is_list(words):
+        found["layer_types"] = [
+            _GRANITE_WORDS.get(word, word) if isinstance(word, str) else word for word in words
+        ]
+    if found.get("num_local_experts") == 0:
+        found["intermediate_size"] = found.get("shared_intermediate_size", 1024)
+        found["num_experts_per_tok"] = 0
+    return found
+
+
+def mark_granite_layers(fields: Fields) -> tuple[bool, ...]:
+    """Mark all layers if the model has experts."""
+    count: int = fields["layers"]
+    return (fields["experts"] > 0,) * count
+
+
+def check_granitehybrid(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    return checking_experts(check_states)(fields) if fields["experts"] else check_states(fields)
+
+
 # Hunyuan
 
 
@@ -325,6 +544,83 @@ def standard_hunyuan(document: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > least:
             raise ValueError(f"`{name}` is {value!r}; it must be a number above {least}")
     return {**made, "rope_parameters": {"rope_theta": base * alpha ** (size / (size - 2))}}
+
+
+# Jamba
+
+_STEPS, _OFFSETS = WholeNumber(1, 1 << 16), WholeNumber(0, 1 << 16)
+
+
+def _find_period(flags: str) -> Callable[[Fields], int]:
+    """Return a default: of how many layers one has a property, in every such run of layers."""
+
+    def find(fields: Fields) -> int:
+        places = [place for place, has in enumerate(fields[flags]) if has]
+        count = len(fields[flags])
+        if not places:
+            return count + 1
+        if len(places) == 1:
+            return max(places[0] + 1, count - places[0])
+        period = places[1] - places[0]
+        if places[0] >= period or places != list(range(places[0], count, period)):
+            raise ValueError("has layers at other than regular distances")
+        return int(period)
+
+    return find
+
+
+def _find_offset(flags: str) -> Callable[[Fields], int]:
+    """Return a default: the number of the first layer that has a property."""
+
+    def find(fields: Fields) -> int:
+        given = list(fields[flags])
+        return given.index(True) if True in given else len(given)
+
+    return find
+
+
+def _mark_period(name: str) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return a default that marks a layer in each period."""
+    return lambda fields: tuple(
+        layer % fields[f"{name}_period"] == fields[f"{name}_offset"]
+        for layer in range(fields["layers"])
+    )
+
+
+def _mark_jamba_experts(fields: Fields) -> tuple[bool, ...]:
+    marked = _mark_period("expert")(fields)
+    return tuple(each and fields["experts"] > 1 for each in marked)
+
+
+def _period_keys(name: str, prefix: str, flags: str, period: int, offset: int) -> tuple[Key, ...]:
+    return (
+        Key(field=f"{name}_period", kind=_STEPS, default=period, written=True, is_in_weights=True,
+            gguf_default=_find_period(flags), hugging_face=f"{prefix}_layer_period"),
+        Key(field=f"{name}_offset", kind=_OFFSETS, default=offset, written=True, is_in_weights=True,
+            gguf_default=_find_offset(flags), hugging_face=f"{prefix}_layer_offset"),
+    )  # fmt: skip
+
+
+JAMBA_ATTENTION_KEYS = (
+    *_period_keys("attention", "attn", "attention_layers", 8, 4),
+    Key(field="attention_layers", kind=ONES, default=_mark_period("attention")),
+)
+JAMBA_EXPERT_KEYS = (
+    Key(field="sparse_layers", kind=LayerChoice("sparse", "dense"), gguf_default=mark_none,
+        seen=LayersWith("blk.{}.ffn_gate_inp.weight", "blk.{}.attn_norm.weight", "sparse",
+                        "dense")),
+    *_period_keys("expert", "expert", "sparse_layers", 2, 1),
+    Key(field="sparse_layers", kind=ONES, default=_mark_jamba_experts),
+)  # fmt: skip
+
+
+def check_jamba(fields: Fields) -> Fields:
+    """Return the fields; raises `ValueError` if an offset is not less than its period."""
+    check_kv_heads(fields)
+    for name in ("attention", "expert"):
+        if fields[f"{name}_offset"] >= fields[f"{name}_period"]:
+            raise ValueError(f"the offset of the layers with {name} must be less than their period")
+    return fields
 
 
 # LFM2
@@ -367,26 +663,67 @@ def complete_lfm2(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "block_auto_adjust_ff_dim": False}
 
 
-# Llama
+# Llama 4
 
-# The type of the text model in multimodal models of these types.
-_TEXTS = {
-    "idefics3": "llama",
-    "smolvlm": "llama",
-    "llava": "mistral",
-    "internvl": "llama",
-    "voxtral": "llama",
-}
-# The names in InternLM's own code.
-_usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+_EVERY_FOURTH = every_but(4)
 
 
-def standard_llama(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def mark_by_step(fields: Fields) -> tuple[bool, ...]:
+    """Mark the last layer of each `expert_step`."""
+    step = fields["expert_step"]
+    return tuple((layer + 1) % step == 0 for layer in range(fields["layers"]))
+
+
+def mark_llama4_layers(fields: Fields) -> tuple[bool, ...]:
+    """Mark the layers with experts."""
+    numbers = fields["expert_layers"]
+    if numbers is None:
+        return mark_by_step(fields)
+    return tuple(layer in numbers for layer in range(fields["layers"]))
+
+
+def has_llama4_norms(fields: Fields) -> bool:
+    """Return whether llama.cpp norms queries and keys, which follows from the number of experts."""
+    return bool(fields["experts"] != 128)
+
+
+def find_llama4_norm(fields: Fields) -> str | None:
+    """Return the norm of queries and keys, None without one."""
+    return "unit" if fields["has_qk_norm"] else None
+
+
+def find_unlike_llama4(fields: Fields) -> str | None:
+    """Return why llama.cpp does not load a model, or would run a different one, or None."""
+    if fields["sparse_layers"] != mark_by_step(fields):
+        return "its layers with experts are not those that `interleave_moe_layer_step` selects"
+    if fields["layers"] < 4:
+        return "it has fewer than 4 layers"
+    regular = _EVERY_FOURTH(fields)
+    if fields["rotated_layers"] != regular or fields["chunked_layers"] != regular:
+        return "its layers without RoPE and chunked attention are not exactly every fourth layer"
+    return None
+
+
+def standard_llama4(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model, which multimodal models contain."""
-    usual = _TEXTS.get(document["model_type"])
-    if usual is None:
-        return _usual_standard(document)
-    return _usual_standard(text_of_type(document, usual))
+    if document["model_type"] == "llama4":
+        tied = "tie_word_embeddings"
+        outer = {tied: document[tied]} if tied in document else {}
+        document = {**object_of(document, "text_config"), **outer}
+    made = dict(standard(document))
+    if not made.get("no_rope_layers"):
+        made.pop("no_rope_layers", None)
+    # The first versions of transformers wrote a number here.
+    tuning = made.get("attn_temperature_tuning")
+    if type(tuning) is int:
+        made["attn_temperature_tuning"] = tuning != 0
+    return made
+
+
+def check_llama4(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    made = check_decoder(fields)
+    return made if fields["has_temperature"] else {**made, "temperature_scale": 0.0}
 
 
 # MiniCPM
@@ -527,6 +864,49 @@ def find_difference_of_mistral4(fields: Fields) -> str | None:
     return find_difference_of_scaling(fields)
 
 
+# ModernBERT
+
+# The keys of config.json that only apply to heads.
+_OF_HEADS = ("classifier_bias", "classifier_activation", "classifier_pooling")
+
+
+def mark_modernbert_windows(fields: Fields) -> tuple[bool, ...]:
+    """Mark the layers with a window: all except every third."""
+    return mark_windowed_layers(fields["layers"], 3, is_first_global=True)
+
+
+def find_pooling(fields: Fields) -> str:
+    """Return how llama.cpp's head pools: by mean with labels, otherwise by the first position."""
+    return "mean" if fields["labels"] else "first"
+
+
+def check_modernbert(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    return check_decoder(check_head(fields))
+
+
+def _standard_modernbert(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with layer types and RoPE in the form of transformers 5."""
+    older = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
+    given = object_of(document, "rope_parameters")
+    rope = {
+        kind: {"rope_theta": document[name]} | dict(object_of(given, kind))
+        if name in document
+        else object_of(given, kind)
+        for kind, name in older.items()
+    }
+    rope[LOCAL] = {"rope_theta": 10000.0} | dict(rope[LOCAL])
+    found = {**document, **rope_by_layer({**document, "rope_parameters": rope})}
+    if found.get("layer_types") is None:
+        period = SIZE.read(document.get("global_attn_every_n_layers", 3))
+        layers = SIZE.read(document.get("num_hidden_layers", 22))
+        found["layer_types"] = WORDS.write([layer % period != 0 for layer in range(layers)])
+    return found
+
+
+standard_modernbert = reading_head(_standard_modernbert, *_OF_HEADS)
+
+
 # Nomic
 
 # The keys of Nomic's own code, which the published models have.
@@ -647,6 +1027,61 @@ def order_by_group(config: Any) -> Sequence[int]:
 def find_unlike_qwen35(fields: Fields) -> str | None:
     """Return why llama.cpp does not load or run a model, None if it does."""
     return find_empty_sections(fields) or find_unlike_delta(fields)
+
+
+# RecurrentGemma
+
+_TYPES, _WIDTH = "block_types", "intermediate_size"
+# The bits of a mantissa in bfloat16.
+_BITS = 8
+
+
+def find_embedding_scale(fields: Fields) -> float:
+    """Return the root of the hidden size, which transformers rounds to bfloat16."""
+    mantissa, exponent = frexp(fields["hidden"] ** 0.5)
+    return ldexp(round(mantissa * (1 << _BITS)), exponent - _BITS)
+
+
+def mark_every_third(fields: Fields) -> tuple[bool, ...]:
+    """Mark every third layer."""
+    return tuple(layer % 3 == 2 for layer in range(fields["layers"]))
+
+
+def standard_recurrent_gemma(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with a type for each layer, and with the width that the MLP has.
+
+    transformers repeats the types, and halves the width.
+    """
+    found = dict(standard(document))
+    types, width = found.get(_TYPES), found.get(_WIDTH)
+    if is_list(types) and types:
+        found[_TYPES] = list(islice(cycle(types), LAYERS.read(found.get("num_hidden_layers", 26))))
+    if type(width) is int:
+        found[_WIDTH] = width // 2
+    return found
+
+
+def complete_recurrent_gemma(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the opposite: the shortest list of types, and twice the width of the MLP."""
+    types: Sequence[str] = document[_TYPES]
+    period = next(
+        count
+        for count in range(1, len(types) + 1)
+        if list(islice(cycle(types[:count]), len(types))) == types
+    )
+    return {**document, _TYPES: types[:period], _WIDTH: 2 * document[_WIDTH]}
+
+
+def check_recurrent_gemma(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
+    check_kv_heads(fields)
+    width, heads = fields["lru_width"], fields["heads"]
+    if width % heads:
+        raise ValueError(
+            f"the {width} channels of a linear recurrent unit cannot be divided evenly among "
+            f"{heads} heads"
+        )
+    return check_decoder(fields)
 
 
 # RoBERTa

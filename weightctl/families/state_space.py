@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.changes import MINUS_EXP
 from weightctl.families.decoder_keys import DECODER_KEYS, rename_keys, with_keys
 from weightctl.families.keys import Key, quotient
 from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber, show_value
@@ -25,31 +24,19 @@ _UNLIMITED = "llama.cpp does not limit the steps of state space models"
 _BIAS = "llama.cpp has no biases in the projections of state space models"
 _KERNEL_BIAS = "llama.cpp needs the bias of the convolution"
 
-# The roles of both, with their names in Hugging Face's convention after that of the part.
-_SHARED = {"inputs": "in_proj", "kernel": "conv1d", "rates": "A_log", "skip": "D"}
-_OUTPUTS = {"outputs": "out_proj"}
-_MAMBA = {"selection": "x_proj", "step": "dt_proj"}
-_MAMBA2 = {"step_bias": "dt_bias", "norm": "norm"}
-_INNER_NORMS = {"step_norm": "dt_layernorm", "b_norm": "b_layernorm", "c_norm": "c_layernorm"}
+# The roles of a Mamba-2, with their names in Hugging Face's convention after that of the part.
+_MAMBA2 = {
+    "inputs": "in_proj", "kernel": "conv1d", "rates": "A_log", "skip": "D", "step_bias": "dt_bias",
+    "norm": "norm", "outputs": "out_proj",
+}  # fmt: skip
 
 
-def ssm_roles(version: int, prefix: str, *, inner_norms: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the roles of a state space model, with the fields of their lines that differ.
+def mamba2_roles(prefix: str) -> dict[str, dict[str, Any]]:
+    """Return the roles of a Mamba-2, with the fields of their lines that differ.
 
     `prefix` is what their names begin with in Hugging Face's convention.
     """
-    if version == 2:
-        names = {**_SHARED, **_MAMBA2, **_OUTPUTS}
-        return {f"ssm.{role}": {"hugging_face": prefix + name} for role, name in names.items()}
-    of_channels = {*_SHARED, *_OUTPUTS}
-    norms = _INNER_NORMS if inner_norms else {}
-    made: dict[str, dict[str, Any]] = {}
-    for role, name in {**_SHARED, **_MAMBA, **norms, **_OUTPUTS}.items():
-        variant = ".channels" if role in of_channels else ""
-        made[f"ssm.{role}{variant}"] = {"hugging_face": prefix + name}
-    made["ssm.rates.channels"]["change"] = MINUS_EXP
-    made["ssm.skip.channels"]["change"] = None
-    return made
+    return {f"ssm.{role}": {"hugging_face": prefix + name} for role, name in _MAMBA2.items()}
 
 
 class Unlimited(NamedTuple):
@@ -210,3 +197,6 @@ ONLY_STATES_KEYS = (
     ),
     *_NO_HEADS,
 )  # fmt: skip
+# The keys of hybrid models.
+HYBRID_MAMBA2_KEYS = mamba2_keys(hybrid=True)
+HYBRID_MAMBA_KEYS = mamba_keys(hybrid=True)

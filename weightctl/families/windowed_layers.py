@@ -173,6 +173,11 @@ def pattern_keys(
     )  # fmt: skip
 
 
+def pattern_of_first(usual: int) -> tuple[Key, Key]:
+    """Return the keys of `pattern_keys` if the first layer of each period has full attention."""
+    return pattern_keys(usual, is_first_global=True)
+
+
 def with_layer_types(
     document: Mapping[str, Any], *, window: int, first: int, layers: int
 ) -> Mapping[str, Any]:
