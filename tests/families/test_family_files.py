@@ -128,6 +128,8 @@ FAULTS = [
     ("{default = 5e5}", "{kind = {choice = 3}}", 11, "keys.rope_base.kind.choice"),
     ("{default = 5e5}", "{kind = {uniform = [1, 2, 3]}}", 11, "keys.rope_base.kind.uniform"),
     ("{default = 5e5}", '{default = "= all layers but every"}', 11, "keys.rope_base.default"),
+    ("{default = 5e5}", '{default = "= colour"}', 11, "keys.rope_base.default"),
+    ("{default = 5e5}", '{default = "= hidden / scaling.factor"}', 11, "keys.rope_base.default"),
 ]  # fmt: skip
 
 

@@ -94,6 +94,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "falcon": FamilyLine("weightctl.families.falcon", "falcon", ("falcon",)),
     "falcon_h1": FamilyLine("weightctl.families.falcon_h1", "falcon-h1", ("falcon_h1",)),
     "falcon_mamba": FamilyLine("falcon_mamba.toml", "mamba", ("falcon_mamba",)),
+    "flex_olmo": FamilyLine("flex_olmo.toml", "flex_olmo", ("flex_olmo",)),
     "gemma": FamilyLine("gemma.toml", "gemma", ("gemma",)),
     "gemma3n": FamilyLine("weightctl.families.gemma3n", "gemma3n", ("gemma3n_text", "gemma3n")),
     "gemma4": FamilyLine(
@@ -113,6 +114,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "granitehybrid": FamilyLine("granitehybrid.toml", "granitehybrid", ("granitemoehybrid",)),
     "granitemoe": FamilyLine("granitemoe.toml", "granitemoe", ("granitemoe",)),
     "granitemoeshared": FamilyLine("granitemoeshared.toml", "granitemoe", ("granitemoeshared",)),
+    "helium": FamilyLine("helium.toml", "helium", ("helium",)),
     "hunyuan_dense": FamilyLine("hunyuan_dense.toml", "hunyuan-dense", ("hunyuan_v1_dense",)),
     "hunyuan_moe": FamilyLine("hunyuan_moe.toml", "hunyuan-moe", ("hunyuan_v1_moe",)),
     "jais2": FamilyLine("jais2.toml", "jais2", ("jais2",)),
@@ -162,6 +164,7 @@ FAMILIES: dict[str, FamilyLine] = {
     "rwkv7": FamilyLine("weightctl.families.rwkv7", "rwkv7", ("rwkv7",)),
     "seed_oss": FamilyLine("seed_oss.toml", "seed_oss", ("seed_oss",)),
     "smollm3": FamilyLine("smollm3.toml", "smollm3", ("smollm3",)),
+    "solar_open": FamilyLine("solar_open.toml", "glm4moe", ("solar_open",)),
     "stablelm": FamilyLine("stablelm.toml", "stablelm", ("stablelm",)),
     "starcoder": FamilyLine("starcoder.toml", "starcoder", ("gpt_bigcode",)),
     "starcoder2": FamilyLine("starcoder2.toml", "starcoder2", ("starcoder2",)),

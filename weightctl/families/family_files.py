@@ -114,6 +114,8 @@ class _Source:
     def __init__(self, path: str, text: str) -> None:
         self._path = path
         self._lines = text.splitlines()
+        # The defaults that are formulas, with the entries that state them and the fields they read.
+        self.formulas: list[tuple[Any, tuple[str, ...], tuple[str, ...]]] = []
 
     def fail(self, place: tuple[str, ...], reason: str) -> NoReturn:
         """Raise the error of an entry, which names its line."""
@@ -145,6 +147,26 @@ class _Table:
     def fail(self, reason: str, *names: str) -> NoReturn:
         """Raise the error of the table, or of an entry in it."""
         self._source.fail((*self._place, *names), reason)
+
+    def keep_formula(self, made: Any, name: str, *fields: str | None) -> Any:
+        """Return a default that an entry computes from fields, and keep it to be checked."""
+        of_keys = tuple(each for each in fields if each is not None and not each.isdigit())
+        self._source.formulas.append((made, (*self._place, name), of_keys))
+        return made
+
+    def check_formulas(self, keys: Iterable[Key]) -> None:
+        """Check that the keys of the fields that formulas read precede those of the formulas."""
+        earlier: set[str] = set()
+        for key in keys:
+            for made, place, fields in self._source.formulas:
+                if made is not key.default and made is not key.gguf_default:
+                    continue
+                for each in fields:
+                    if each not in earlier:
+                        self._source.fail(
+                            place, f"reads `{each}`, which no earlier key states: use `last_keys`"
+                        )
+            earlier.add(key.field)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -299,6 +321,7 @@ def _read_family(name: str, top: _Table, load_base: Callable[[str], Family]) -> 
     )
     top.end()
     _check_fields(top, family)
+    top.check_formulas(family.keys)
     return in_multimodal(family, classes) if classes else family
 
 
@@ -720,15 +743,18 @@ def _read_default(row: _Table, name: str) -> Any:
         return load(rule)
     if (found := _LAYERS_FROM.fullmatch(value)) is not None:
         number = int(found[1]) if found[1].isdigit() else found[1]
-        return from_layer(number) if " from " in value else every_but(number)
+        made = from_layer(number) if " from " in value else every_but(number)
+        return row.keep_formula(made, name, "layers", found[1])
     if (found := _FORMULA.fullmatch(value)) is None:
         row.fail(
             f"is `{value}`; a formula is such as `= a`, `= a / b`, `= a * b` or `= 4 * a`", name
         )
     field, divisor, factor, multiplied = found.groups()
     if multiplied:
-        return product(multiplied, int(factor) if factor.isdigit() else factor)
-    return quotient(field, divisor) if divisor else same(field)
+        made = product(multiplied, int(factor) if factor.isdigit() else factor)
+    else:
+        made = quotient(field, divisor) if divisor else same(field)
+    return row.keep_formula(made, name, *found.groups())
 
 
 def _read_seen(row: _Table, name: str) -> Any:

@@ -32,6 +32,15 @@ EXPERT_LINES = _refer({"routed": "experts:ROUTED_LINES", "shared": "experts:SHAR
 
 # Keys: `keys_from` in a file. A group is a key, several, or a function that returns them for the
 # words after its name.
+#
+# - `factors NAME ...`: some of the factors of `decoder_keys.MULTIPLIERS`.
+# - `no_windows FAMILY`: models with sliding windows are refused.
+# - `rope_sections TIME HEIGHT WIDTH [interleaved]`: the numbers of pairs.
+# - `window_period PERIOD [SIZE]`: a window of this size in all layers except the last of each
+#   period. GGUF states a period, or a flag for each layer, only if they differ from this.
+# - `window_flags PERIOD`: such a window without its size. GGUF has a flag for each layer.
+# - `window_pattern PERIOD`: only GGUF's key for the layers with a window, which is always written.
+#   The key in config.json is a row of `last_keys`.
 KEY_GROUPS = _refer({
     "attention_bias": "decoder_keys:ATTENTION_BIAS",
     "attention_biases": "decoder_keys:ATTENTION_BIASES",
