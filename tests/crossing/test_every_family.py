@@ -51,8 +51,9 @@ UNREAD = {
     "summary_proj_to_labels", "summary_type", "summary_use_proj", "transformers_version",
     "use_cache",
 }  # fmt: skip
-# What older versions of transformers read, and newer ones keep beside what they read.
-OLDER = {"rope_theta", "partial_rotary_factor", "rope_scaling"}
+# What older versions of transformers read, and newer ones keep beside what they read. The size of a
+# head is stated where the default of the class is not that of the releases, as in GLM-4.5.
+OLDER = {"rope_theta", "partial_rotary_factor", "rope_scaling", "head_dim"}
 # So many tokens are read piece by piece: more than a window or a chunk of these models has.
 PIECES = 24
 # Those that differ most: attention as in Llama, experts, latent attention, state space models with

@@ -308,7 +308,7 @@ _DENIALS = {
 READ_FAULTS = {
     "503": ServerFault(Answer(503), is_passing=True),
     "reset": ServerFault(Reset(1000), is_passing=True),
-    "stall": ServerFault(Stall(1.5, 1000), is_passing=True),
+    "stall": ServerFault(Stall(3, 1000), is_passing=True),
     "short body": ServerFault(Close(1000), is_passing=True),
     "wrong length": ServerFault(Truncate(1000), is_passing=True, method="GET"),
     "lost answer": ServerFault(LoseAnswer(), is_passing=True),
@@ -318,7 +318,7 @@ READ_FAULTS = {
 WRITE_FAULTS = {
     "503": ServerFault(Answer(503), is_passing=True),
     "reset": ServerFault(Reset(), is_passing=True),
-    "stall": ServerFault(Stall(1.5), is_passing=True),
+    "stall": ServerFault(Stall(3), is_passing=True),
     "cut upload": ServerFault(CutUpload(100), is_passing=True),
     "lost answer": ServerFault(LoseAnswer(), is_passing=True),
     "redirect": ServerFault(Redirect("http://localhost:9/"), is_passing=False),
@@ -343,7 +343,7 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_uploads, "_ATTEMPTS", 3)
     monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0)
     monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
-    monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "1.2")
+    monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "2.5")
 
 
 def write_model(directory: Path, matrices: int = 20) -> Path:
