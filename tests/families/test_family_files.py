@@ -198,17 +198,8 @@ def test_the_page_has_a_file_that_is_read_and_explains_each_entry(tmp_path: Path
 
 # A family of the user's
 
-OWN = """\
-base = "llama"
-standard = "llama"
-checked = ["decoder"]
-[types.toy]
-class = "ToyForCausalLM"
-[tensors]
-"mlp.gate" = "mlp.w1"
-"mlp.up" = "mlp.w3"
-"mlp.down" = "mlp.w2"
-"""
+# The example of the page on families.
+(OWN,) = re.findall(r"```toml\n(.+?)```", (PAGE.parent / "families.md").read_text(), re.DOTALL)
 NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Every command that recognizes families; {} is the model, its file, and a new place.
 COMMANDS = [
@@ -284,7 +275,8 @@ def test_a_family_that_cannot_be_added_is_refused(
 
 def test_a_file_that_is_added_again_is_read_again(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "toy.toml"
-    with with_families([]):
+    path.write_text(OWN)
+    with with_families([str(path)]):
         for class_name in ("First", "Second"):
             path.write_text(OWN.replace("ToyForCausalLM", class_name))
             assert add_family(path) == "toy"
@@ -303,9 +295,14 @@ def test_installed_packages_add_families(place: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("importlib.metadata.entry_points", list_points)
     added.add_installed_families.cache_clear()
-    with with_families([]):
+    try:
+        with with_families([]):
+            assert recognize(open_weights(place / "model")).family.name == "toy"
+        # They stay when the families of a command are taken away.
         assert recognize(open_weights(place / "model")).family.name == "toy"
-    added.add_installed_families.cache_clear()
+    finally:
+        FAMILIES.pop("toy", None)
+        added.add_installed_families.cache_clear()
 
 
 def test_a_draft_says_what_is_not_decided(place: Path) -> None:

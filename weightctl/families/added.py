@@ -44,14 +44,18 @@ def add_family(path: str | Path) -> str:
 @contextmanager
 def with_families(paths: Iterable[str]) -> Generator[None, None, None]:
     """Have the families of some files while a context lasts."""
-    before = dict(FAMILIES)
+    before, added = dict(FAMILIES), list[str]()
     try:
         for path in paths:
-            add_family(path)
+            added.append(add_family(path))
         yield
     finally:
-        FAMILIES.clear()
-        FAMILIES.update(before)
+        # Families of installed packages, which are added once, stay.
+        for name in added:
+            if name in before:
+                FAMILIES[name] = before[name]
+            else:
+                del FAMILIES[name]
 
 
 @cache

@@ -63,6 +63,7 @@ from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
 from weightctl.families.reshapes import InTurn
+from weightctl.families.rope_keys import with_older_names
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list
 from weightctl.text.wording import join_names
@@ -446,8 +447,7 @@ def _read_standard(top: _Table) -> Any:
         return rules[0]
 
     def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-        called = {new: document[old] for new, old in older.items() if old in document}
-        made: Mapping[str, Any] = {**called, **document}
+        made = with_older_names(document, older)
         for rule in rules:
             made = rule(made)
         return made

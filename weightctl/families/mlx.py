@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header, TensorInfo
 
-# What MLX writes before all names of a multimodal model, of which only the text model is left.
+# MLX writes this before all names of a multimodal model, and leaves out all but the text model.
 OUTER = "language_model."
 _OWN_NAME = re.compile(
     r"\.(switch_mlp|switch_glu|embed_q|unembed_out)\.|\.experts\.(gate|up|down)_proj\.(weight|scales)$"

@@ -147,12 +147,13 @@ def standard_of(older: Mapping[str, str]) -> Callable[[Mapping[str, Any]], Mappi
 
     `older` maps the current names to the older ones.
     """
+    return lambda document: standard(with_older_names(document, older))
 
-    def standardize(document: Mapping[str, Any]) -> Mapping[str, Any]:
-        called = {new: document[old] for new, old in older.items() if old in document}
-        return standard({**called, **document})
 
-    return standardize
+def with_older_names(document: Mapping[str, Any], older: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return config.json with the keys that have older names, by their current names."""
+    called = {new: document[old] for new, old in older.items() if old in document}
+    return {**called, **document}
 
 
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
