@@ -110,7 +110,7 @@ def test_a_command_is_a_module_and_a_line(extended: ExtendedPackage, tiny_llama:
     assert "how many tensors" in extended.command("--help")
 
 
-# A family takes one module and a line: then its models are recognized, converted and run.
+# A family takes one file: then its models are recognized, converted and run.
 
 # A llama whose parts of the MLP are called w1, w2 and w3.
 FAMILY_FILE = """
@@ -128,10 +128,6 @@ class = "ToyForCausalLM"
 "mlp.down" = "mlp.w2"
 """
 IDLE_FAMILY = "runs = false\n" + FAMILY_FILE.replace("toy", "idle")
-FAMILY_LINE = Line(
-    '    "toy": FamilyLine("toy.toml", "toy", ("toy",)),', before='"bert", ("bert",)),'
-)
-IDLE_LINE = Line(FAMILY_LINE.text.replace("toy", "idle"), before=FAMILY_LINE.before)
 FAMILY_RULES = r"""
 [rename]
 'mlp\.gate_proj' = 'mlp.w1'
@@ -171,9 +167,7 @@ def make_toy(
     return toy
 
 
-def test_a_family_is_one_file_and_a_line(
-    extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_a_family_is_one_file(extended: ExtendedPackage, tiny_llama: Path, tmp_path: Path) -> None:
     toy = make_toy(extended, tiny_llama, tmp_path)
     gguf, back = tmp_path / "toy.gguf", tmp_path / "back"
     extended.command("convert", toy, gguf)
@@ -496,10 +490,8 @@ RECIPES = (
     ("a codec", "w8", {"codecs/w8.py": CODEC_MODULE}, CODEC_LINES, 2),
     ("a command", "count", {"cli/count.py": COMMAND_MODULE},
      {"cli/__init__.py": [COMMAND_LINE]}, 1),
-    ("a family", "toy", {"families/tables/toy.toml": FAMILY_FILE},
-     {"families/__init__.py": [FAMILY_LINE]}, 1),
-    ("a family", "idle", {"families/tables/idle.toml": IDLE_FAMILY},
-     {"families/__init__.py": [IDLE_LINE]}, 1),
+    ("a family", "toy", {"families/tables/toy.toml": FAMILY_FILE}, {}, 0),
+    ("a family", "idle", {"families/tables/idle.toml": IDLE_FAMILY}, {}, 0),
     ("a format", "tiny", {"formats/tiny.py": FORMAT_MODULE},
      {"formats/__init__.py": [FORMAT_LINE]}, 1),
     ("an operation", "unary", {"graph/ops/unary.py": OPERATION_FUNCTIONS},

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 import weightctl
 from weightctl.families import groups
-from weightctl.families.family_files import TABLES
+from weightctl.families.index import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,7 +71,7 @@ def make_schema() -> Schema:
         ["types"],
         **dict.fromkeys(("base", "gguf", "prefix", "lacks", "layers", "not_run", "copied"), TEXT),
         **dict.fromkeys(("in_llama_cpp", "keeps_window", "heads_fill_hidden", "runs"), FLAG),
-        **{each: names(rules[each]) for each in ("completed", "unloaded", "is_of_config")},
+        **{each: names(rules[each]) for each in ("completed", "unloaded")},
         **dict.fromkeys(("beside", "other_prefixes"), items(TEXT)),
         **dict.fromkeys(("older", "rename", "multimodal"), rows(TEXT)),
         **dict.fromkeys(("keys_from", "first_keys", "last_keys"), the("key_groups")),
@@ -85,6 +85,7 @@ def make_schema() -> Schema:
             table(["lacks"], lacks=TEXT),
             table(["key"], key=TEXT, is_not=ANY, or_none=FLAG, **{"is": ANY}),
         ),
+        is_of_config=either(names(rules["is_of_config"]), table(["text"], text=TEXT)),
         differs=either(TEXT, table(["rule"], rule=names(rules["differs"]))),
         tensors_from=names(groups.LINE_GROUPS),
         tensors=rows(either(TEXT, OFF, the("tensor"))),

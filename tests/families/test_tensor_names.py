@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -153,6 +154,18 @@ def test_the_line_of_a_family_has_the_names_that_the_family_has(name: str) -> No
     assert line.source in {f"weightctl.families.{name}", f"{name}.toml"}
     assert (family.name, family.gguf_name) == (name, line.gguf)
     assert family.model_types.keys() == set(line.model_types)
+
+
+def test_all_families_but_one_of_an_architecture_or_a_type_state_which_models_are_theirs() -> None:
+    architectures, types = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for name, line in FAMILIES.items():
+        family = line.load()
+        if family.is_of is None:
+            architectures[line.gguf].append(name)
+        if family.is_of_config is None:
+            for kind in line.model_types:
+                types[kind].append(name)
+    assert [names for names in (*architectures.values(), *types.values()) if len(names) > 1] == []
 
 
 def test_only_known_families_have_names_of_their_own_in_gguf() -> None:

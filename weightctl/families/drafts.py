@@ -15,7 +15,7 @@ from weightctl.families import FAMILIES, recognize
 from weightctl.families.added import with_families
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE
-from weightctl.families.family_files import TABLES
+from weightctl.families.index import TABLES
 from weightctl.families.lines import LINES
 from weightctl.families.nearest import find_nearest
 from weightctl.schemes.buffers import is_buffer

@@ -212,8 +212,8 @@ def _as_it_is(document: Mapping[str, Any]) -> Mapping[str, Any]:
 class Family:
     """A model family: what its checkpoints look like in both naming conventions, and what runs it.
 
-    To add a family, write a file in `families/tables/` and add a line to `FAMILIES`. Most families
-    change a few lines of the usual tables: `DECODER` in `families/lines.py` and `DECODER_KEYS` in
+    To add a family, write a file in `families/tables/`. Most families change a few lines of the
+    usual tables: `DECODER` in `families/lines.py` and `DECODER_KEYS` in
     `families/decoder_keys.py`. "Plain names" are Hugging Face's tensor names without the prefix.
 
     What a family is:

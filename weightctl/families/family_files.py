@@ -45,6 +45,7 @@ from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
 from weightctl.system.registry import load
+from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from weightctl.families.keys import Key
     from weightctl.weights.metadata import MetadataValue
 
-# The folder with weightctl's own files.
-TABLES = Path(__file__).parent / "tables"
 _LAYER = "layers.{}."
 _PARTS = 3
 # The fields of a `Family` that the file has under the same names.
@@ -62,7 +61,7 @@ _FLAGS = ("in_llama_cpp", "keeps_window", "heads_fill_hidden")
 _MAPS = ("blocks", "older", "spellings")
 # What a family has of its base, besides tensors, keys and blocks. Rules are always stated.
 _INHERITED = ("fusions", "prefix", "other_prefixes", "spellings")
-_OF_ONE_RULE = ("completed", "unloaded", "is_of_config", "not_run", "copied")
+_OF_ONE_RULE = ("completed", "unloaded", "not_run", "copied")
 
 
 def read_family(path: str | Path, load_base: Callable[[str], Family]) -> Family:
@@ -172,6 +171,8 @@ def _read_rules(top: FileTable) -> dict[str, Any]:
     }
     if "is_of" in top:
         given["is_of"] = _read_is_of(top)
+    if "is_of_config" in top:
+        given["is_of_config"] = _read_is_of_config(top)
     if "standard" in top or "rename" in top:
         given["standard"] = read_standard(top)
     if "differs" in top:
@@ -207,6 +208,21 @@ def _read_is_of(top: FileTable) -> Any:
         return content is None or (type(found) is type(content) and found == content) == is_equal
 
     return is_of
+
+
+def _read_is_of_config(top: FileTable) -> Any:
+    """Return whether a config.json describes a family: a rule, or the type of its text model."""
+    if not isinstance(top.peek("is_of_config"), dict):
+        return load(top.choose("is_of_config", top.rules("is_of_config"), "the rule"))
+    table = top.table("is_of_config")
+    kind = table.text("text")
+    table.end()
+
+    def is_of_config(document: Mapping[str, Any]) -> bool:
+        text = document.get("text_config")
+        return is_object(text) and text.get("model_type") == kind
+
+    return is_of_config
 
 
 def _read_checks(top: FileTable) -> Any:

@@ -295,6 +295,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "is_of": _refer({
         "camembert": "rules:is_camembert",
+        "xlm_roberta": "rules:is_xlm_roberta",
     }),
     "is_of_config": _refer({
         "dense_granite": "rules:is_dense_granite",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 _MOST = 4
+_USUAL = "llama"
 # Keys of config.json that are not compared, because they do not show what a model computes.
 _ASIDE = HARMLESS | {
     "architectures", "attention_dropout", "auto_map", "dtype", "initializer_range",
@@ -86,8 +87,14 @@ def find_nearest(
     likenesses = [
         _measure_likeness(line.load(), kinds, convention, keys) for line in FAMILIES.values()
     ]
-    closest = max(likenesses, key=lambda each: (len(each.common), -len(each.unread)))
+    closest = max(likenesses, key=_rank)
     return None if 3 * len(closest.common) < len(kinds) or not kinds else closest
+
+
+def _rank(each: Likeness) -> tuple[int, int, bool, int]:
+    """Return the rank of a family; of those that are equally similar, the plainest has the best."""
+    is_usual = each.family.name == _USUAL
+    return len(each.common), -len(each.unread), is_usual, -len(each.family.names)
 
 
 def _list_keys(

@@ -16,7 +16,6 @@ from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
 from weightctl.families.nearest import describe_nearest
-from weightctl.text.untyped import is_object
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
@@ -155,20 +154,25 @@ def find_typed_family(weights: Checkpoint, document: Mapping[str, Any], where: s
 
     Raises `UnknownArchitectureError` if the family is not supported.
     """
-    found = document.get(MODEL_TYPE)
-    lines = _select(lambda line: found in line.model_types)
-    text: Any = document.get("text_config")
-    kind = text.get(MODEL_TYPE) if len(lines) > 1 and is_object(text) else None
-    if len(lines) > 1:
-        families = [line.load() for line in lines]
-        decided = (each for each in families if each.is_of_config and each.is_of_config(document))
-        if (family := next(decided, None)) is not None:
-            return family
-        lines = [line for line, each in zip(lines, families, strict=True) if not each.is_of_config]
-    if lines:
-        return next((line for line in lines if kind in line.model_types), lines[0]).load()
-    says = _says(f"`{MODEL_TYPE}`", found, where)
+    found = choose_typed_family(document)
+    if found is not None:
+        return found
+    says = _says(f"`{MODEL_TYPE}`", document.get(MODEL_TYPE), where)
     raise UnknownArchitectureError(says, hint=_hint(weights, "hugging_face", document))
+
+
+def choose_typed_family(document: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config.json's `model_type`, None if it is not supported.
+
+    If several families have the type, `Family.is_of_config` decides.
+    """
+    kind = document.get(MODEL_TYPE)
+    alike = [line.load() for line in _select(lambda line: kind in line.model_types)]
+    if len(alike) == 1:
+        return alike[0]
+    named = [each for each in alike if each.is_of_config and each.is_of_config(document)]
+    usual = [each for each in alike if each.is_of_config is None]
+    return next(iter(named or usual), None)
 
 
 def _select(is_wanted: Callable[[FamilyLine], bool]) -> list[FamilyLine]:

@@ -111,6 +111,12 @@ def is_camembert(metadata: Mapping[str, MetadataValue]) -> bool:
     return is_sequence(tokens) and len(tokens) > 0 and tokens[0] == "<s>NOTUSED"
 
 
+def is_xlm_roberta(metadata: Mapping[str, MetadataValue]) -> bool:
+    """Whether a BERT has a unigram tokenizer of another kind."""
+    model = metadata.get("tokenizer.ggml.model")
+    return model is not None and model.content == "t5" and not is_camembert(metadata)
+
+
 # Command R and Command R7B
 
 _LAYERS_WITH_NORMS = 64

@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.families import FAMILIES
 from weightctl.families.blinkdl import find_blinkdl, restate_blinkdl
 from weightctl.families.config_file import read_config
 from weightctl.families.diffusion.recognition import find_diffusion
@@ -190,6 +189,8 @@ def _leaves_mlx_form(weights: Checkpoint, *, is_cast: bool) -> bool:
     header = header_of(weights)
     if not is_mlx(header) or (not is_cast and list_scheme_tensors(header)):
         return False
+    from weightctl.families import FAMILIES  # most models are not in this form
+
     kind = read_config(header)[1].get("model_type")
     return has_mlx_tensors(header) or any(kind in line.model_types for line in FAMILIES.values())
 

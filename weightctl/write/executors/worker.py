@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weightctl.adapters.paths import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
-from weightctl.families import FAMILIES
 from weightctl.storage.location import absolute, without_file_scheme
 from weightctl.write.describe import identify_run
 from weightctl.write.targets import Target
@@ -115,6 +114,8 @@ class PlanRequest(NamedTuple):
                 path: str = os.fspath(value)
                 if name in _ALWAYS_PATHS or os.path.isfile(without_file_scheme(path)):
                     arguments[name] = absolute(path)
+        from weightctl.families import FAMILIES  # runs that are not distributed do not need them
+
         added = [line.source for line in FAMILIES.values() if line.family is not None]
         return cls(function, arguments, added)
 

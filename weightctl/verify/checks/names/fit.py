@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
 from weightctl.families.checkpoint import has_fitting_numbers
-from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.kinds import WholeNumber, show_value
 from weightctl.families.matching import OF_TOKENS
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import is_marker
 from weightctl.families.names import layer
 from weightctl.families.parts import shape_of
-from weightctl.families.recognition import find_named_family, recognize
+from weightctl.families.recognition import (
+    choose_typed_family,
+    find_named_family,
+    recognize,
+)
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.metadata import MetadataValue
@@ -193,12 +196,9 @@ def find_corrections(
 
 def find_family(weights: Checkpoint, document: Mapping[str, Any]) -> Family | None:
     """Return the family that a checkpoint states, even if its config is invalid."""
-    from weightctl.families import FAMILIES
-
     if ARCHITECTURE in header_of(weights).metadata:
         return find_named_family(weights)
-    kind = document.get(MODEL_TYPE)
-    return next((line.load() for line in FAMILIES.values() if kind in line.model_types), None)
+    return choose_typed_family(document)
 
 
 def _find_keys(family: Family, fields: Iterable[str]) -> list[Key]:
