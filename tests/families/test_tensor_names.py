@@ -22,19 +22,6 @@ from each import each
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import FAMILIES
-from weightctl.families.changes import (
-    MINUS_EXP,
-    PLUS_ONE,
-    TRANSPOSED,
-    LeadingRows,
-    RopeRows,
-    Rows,
-    ScaledQueries,
-    Squeezed,
-    TurnedHeads,
-    half_split_order,
-    interleaved_order,
-)
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.kinds import Exactly, Flag, OrNone, WholeNumber
@@ -42,14 +29,33 @@ from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import LINES as USUAL
 from weightctl.families.mtp_tensors import MOST_LAYERS, MtpTensors
-from weightctl.families.parts import ROLES, part_of_layer, role, shape_of
+from weightctl.families.parts import part_of_layer, role, shape_of
 from weightctl.families.recognition import recognize
-from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn
 from weightctl.families.rope_keys import HEAD_MULTIPLIER, LONGROPE_KEYS
-from weightctl.families.row_orders import alternate, group_heads, invert
-from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
 from weightctl.families.state_space import Unlimited
-from weightctl.families.tiled_heads import Columns
+from weightctl.families.steps import (
+    AS_COLUMN,
+    MINUS_EXP,
+    PLUS_ONE,
+    TILED_COLUMNS,
+    TRANSPOSED,
+    alternate,
+    group_heads,
+    group_rows,
+    half_split_order,
+    in_turn,
+    interleaved_order,
+    invert,
+    leading_rows,
+    reorder_rows,
+    scaled_by,
+    scaled_queries,
+    scaled_runs,
+    squeeze,
+    turn_heads,
+)
+from weightctl.families.steps import rope_rows as rope_rows_change
+from weightctl.nn.cuts import ROLES
 from weightctl.system.registry import load
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.metadata import MetadataValue
@@ -61,9 +67,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl import Weights
-    from weightctl.families.changes import Change
     from weightctl.families.family import Family, Name
     from weightctl.families.keys import NamingConvention
+    from weightctl.families.steps import Change
     from weightctl.weights.derived import Step
 
 
@@ -450,20 +456,24 @@ SIZES: Any = {
     "head_dim": 4, "intermediate": 8, "norm_epsilon": 1e-6,
 }  # fmt: skip
 CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
-    "rows for rotation": (RopeRows("heads"), (24, 3), (24, 3)),
-    "rows by head": (Rows(lambda config: group_heads(config.heads, (4,))), (24, 3), (24, 3)),
+    "rows for rotation": (rope_rows_change("heads"), (24, 3), (24, 3)),
+    "rows by head": (
+        reorder_rows(lambda given: group_heads(given.heads, (4,))),
+        (24, 3),
+        (24, 3),
+    ),
     "transposed": (TRANSPOSED, (24, 3), (3, 24)),
     "plus one": (PLUS_ONE, (24,), (24,)),
     "minus exp": (MINUS_EXP, (24,), (24,)),
     "as a column": (AS_COLUMN, (24,), (24, 1)),
-    "a row for each group": (GroupRows("heads"), (24,), (6, 4)),
-    "minus exp as a column": (InTurn(MINUS_EXP, AS_COLUMN), (24,), (24, 1)),
-    "squeezed": (Squeezed(1), (24, 1, 3), (24, 3)),
-    "squeezed row": (Squeezed(0), (1, 24), (24,)),
-    "heads apart": (TurnedHeads(), (24, 3), (6, 4, 3)),
-    "heads turned": (TurnedHeads(is_transposed=True), (24, 3), (6, 3, 4)),
-    "columns of heads": (Columns(), (3, 24), (3, 24)),
-    "leading rows": (LeadingRows(lambda _: 2), (24, 3), (22, 3)),
+    "a row for each group": (group_rows("heads"), (24,), (6, 4)),
+    "minus exp as a column": (in_turn(MINUS_EXP, AS_COLUMN), (24,), (24, 1)),
+    "squeezed": (squeeze(1), (24, 1, 3), (24, 3)),
+    "squeezed row": (squeeze(0), (1, 24), (24,)),
+    "heads apart": (turn_heads(), (24, 3), (6, 4, 3)),
+    "heads turned": (turn_heads(is_transposed=True), (24, 3), (6, 3, 4)),
+    "columns of heads": (TILED_COLUMNS, (3, 24), (3, 24)),
+    "leading rows": (leading_rows(lambda _: 2), (24, 3), (22, 3)),
 }
 
 
@@ -496,7 +506,7 @@ def test_a_change_to_gguf_is_undone_on_the_way_back(name: str) -> None:
 
 @each("is_norm", [False, True])
 def test_weights_of_queries_get_a_scale_that_llama_cpp_does_not_take(is_norm: bool) -> None:
-    change = ScaledQueries(lambda fields: fields["head_dim"], is_norm)
+    change = scaled_queries(lambda fields: fields["head_dim"], is_norm=is_norm)
     array = np.array([-0.5, 0, 2], np.float32)
     config: Any = DecoderConfig(**SIZES, query_scalar=16)
     step = change.to_gguf(config)
@@ -516,27 +526,27 @@ def test_rates_of_state_spaces_are_negative_exponentials() -> None:
 def test_weights_are_multiplied_by_factors_that_the_config_then_lacks() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     by_row = np.array([2, 2, 0.5, 3], np.float32)[:, None]
-    scaled = ScaledRuns(lambda _: [(2, 2.0), (1, 0.5), (1, 3.0)])
+    scaled = scaled_runs(lambda _: [(2, 2.0), (1, 0.5), (1, 3.0)])
     step = scaled.to_gguf(CONFIG)
     assert step is not None
     assert done(step, array).tolist() == (array * by_row).tolist()
     assert str(step) == "rows times 2, 0.5, 3"
-    for change in (scaled, ScaledBy(lambda _: 2.0)):
+    for change in (scaled, scaled_by(lambda _: 2.0)):
         assert change.to_hugging_face(CONFIG) is None
-    assert ScaledBy(lambda _: 1.0).to_gguf(CONFIG) is None
+    assert scaled_by(lambda _: 1.0).to_gguf(CONFIG) is None
     with pytest.raises(ConversionError, match="4 rows are expected"):
         done(step, array[:3])
 
 
 def test_the_matrix_of_each_head_is_turned() -> None:
     array = np.arange(72, dtype=np.float32).reshape(24, 3)
-    found = done(TurnedHeads(is_transposed=True).to_gguf(CONFIG), array)
+    found = done(turn_heads(is_transposed=True).to_gguf(CONFIG), array)
     assert (found == array.reshape(6, 4, 3).swapaxes(1, 2)).all()
 
 
 def test_the_first_head_of_each_key_head_comes_first_in_gguf() -> None:
     array = np.arange(72, dtype=np.float32).reshape(3, 24)
-    found = done(Columns().to_gguf(CONFIG), array)
+    found = done(TILED_COLUMNS.to_gguf(CONFIG), array)
     heads = array.reshape(3, 6, 4)[:, [0, 3, 1, 4, 2, 5]]
     assert (found == heads.reshape(3, 24)).all()
 
@@ -552,7 +562,7 @@ def test_queries_keys_and_values_of_each_head_together() -> None:
     assert group_heads(2, (2, 1, 1)) == (0, 1, 4, 6, 2, 3, 5, 7)
 
 
-@each("change", [Squeezed(1), TurnedHeads()], ids=["squeezed", "heads"])
+@each("change", [squeeze(1), turn_heads()], ids=["squeezed", "heads"])
 def test_a_tensor_of_another_shape_is_refused_by_name(change: Change) -> None:
     with pytest.raises(ConversionError, match=r"`x` has shape \[5, 3\]"):
         done(change.to_gguf(CONFIG), np.zeros((5, 3), np.float32))
@@ -602,7 +612,7 @@ def applied(step: Step, array: NDArray[Any]) -> NDArray[Any]:
 
 @each("heads", ["heads", "kv_heads"])
 def test_grouped_heads_and_biases_go_both_ways(heads: str) -> None:
-    change, rows = RopeRows(heads), getattr(OF_HEADS, heads) * 4
+    change, rows = rope_rows_change(heads), getattr(OF_HEADS, heads) * 4
     for array in (np.arange(rows * 5).reshape(rows, 5), np.arange(rows)):
         there = applied(change.to_gguf(OF_HEADS), array)
         assert (there == rope_rows(array, getattr(OF_HEADS, heads))).all()

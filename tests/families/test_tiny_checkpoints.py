@@ -10,8 +10,8 @@ import tiny
 from each import each
 from weightctl import open_weights
 from weightctl.families import FAMILIES, recognize
-from weightctl.families.changes import INT32
 from weightctl.families.parts import shape_of
+from weightctl.families.steps import INT32
 from weightctl.verify import Request, Subject, verify
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from arrays import rope_rows
 from weightctl import Plan, WeightData, open_weights
 from weightctl.families import recognize
-from weightctl.families.row_orders import half_split_order
+from weightctl.families.steps import half_split_order
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save

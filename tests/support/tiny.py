@@ -17,10 +17,10 @@ import numpy as np
 
 from weightctl import WeightData
 from weightctl.families import FAMILIES, RecognizedModel, recognize
-from weightctl.families.changes import INT32
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.kinds import Exactly
 from weightctl.families.parts import shape_of
+from weightctl.families.steps import INT32
 from weightctl.plan.plan import Plan
 from weightctl.translate import translate
 from weightctl.translate.tensors import translate_tensors

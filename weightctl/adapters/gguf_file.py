@@ -14,9 +14,8 @@ from weightctl.adapters.places import Places, Targets, list_places
 from weightctl.adapters.reading import read_adapter
 from weightctl.errors import ConversionError
 from weightctl.families import recognize
-from weightctl.families.changes import TRANSPOSED
-from weightctl.families.conversions import convert_form
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.steps import TRANSPOSED, convert_form
 from weightctl.formats.huggingface import CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan

@@ -10,8 +10,8 @@ from weightctl.adapters.places import Places, Targets, find_places
 from weightctl.adapters.reading import load_adapter
 from weightctl.adapters.steps import PlusLowRank, Sum
 from weightctl.errors import ConversionError
-from weightctl.families.conversions import convert_form
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.steps import convert_form
 from weightctl.text.wording import pluralize
 from weightctl.weights.derived import Combined, Derived, DerivedTensor, tensor_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of

@@ -13,7 +13,6 @@ import numpy as np
 
 from weightctl.engine.products import SquaresObserver
 from weightctl.errors import EngineError
-from weightctl.families.tiled_heads import Columns
 from weightctl.formats.imatrix.sums import ColumnSums
 
 if TYPE_CHECKING:
@@ -91,7 +90,11 @@ def _list_named(
 
 
 def _order(names: TensorNames, model: RecognizedModel) -> Sequence[int] | None:
-    return names.change.order(model.config) if isinstance(names.change, Columns) else None
+    """Return the order of the columns in GGUF, None if it is that of the model."""
+    change = names.change
+    if change is None or change.order is None or change.is_of_rows:
+        return None
+    return change.order(model.config)
 
 
 class SumsCollector:

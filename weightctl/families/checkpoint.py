@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
-from weightctl.families.changes import INT32
 from weightctl.families.mlx import HINT as MLX_HINT
 from weightctl.families.mlx import is_mlx
 from weightctl.families.parts import shape_of
+from weightctl.families.steps import INT32
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import INT32
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.family import Name, WeightAxes
 from weightctl.families.fusions import Fusion
 from weightctl.families.lines import line
+from weightctl.families.steps import INT32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,9 +8,9 @@ rows are stored with those of the queries, head by head.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import PLUS_ONE
 from weightctl.families.decoder_keys import (
     DECODER_KEYS,
     PARTIAL_ROPE,
@@ -25,7 +25,7 @@ from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_keys import standard as standard_rope
-from weightctl.families.row_orders import group_heads
+from weightctl.families.steps import PLUS_ONE, group_heads, tile_delta_heads
 from weightctl.families.windowed_layers import FLAGS, GLOBAL
 
 if TYPE_CHECKING:
@@ -86,6 +86,26 @@ GATED_QUERIES = (
         convention="hugging_face",
         name="model.layers.{}.self_attn.q_proj.{kind}",
     ),
+)
+
+
+# In Qwen3.5, GGUF has the rows of heads in its own order.
+TILED_FORMS = tuple(
+    Fusion(
+        convention="gguf",
+        name=f"blk.{{}}.{name}",
+        parts=(f"layers.{{}}.delta.{part}",),
+        order=partial(tile_delta_heads, **order),
+    )
+    for part, name, order in (
+        ("qkv", "attn_qkv.weight", {"is_of_values": True, "has_keys": True}),
+        ("gate", "attn_gate.weight", {"is_of_values": True}),
+        ("beta", "ssm_beta.weight", {}),
+        ("alpha", "ssm_alpha.weight", {}),
+        ("kernel", "ssm_conv1d.weight", {"is_of_values": True, "has_keys": True}),
+        ("rates", "ssm_a", {}),
+        ("offsets", "ssm_dt.bias", {}),
+    )
 )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import Rows
 from weightctl.families.decoder_keys import (
     DECODER_KEYS,
     LAYER_NORM,
@@ -22,7 +21,7 @@ from weightctl.families.keys import IsAbsent, Key, product
 from weightctl.families.kinds import FLAG, HEADS, SIZE, Exactly, OrNone, WholeNumber
 from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope_keys import standard as standard_rope
-from weightctl.families.row_orders import group_heads
+from weightctl.families.steps import group_heads, reorder_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +128,7 @@ FAMILY = Family(
                 },
                 "attention.qkv": {
                     "hugging_face": "self_attention.query_key_value",
-                    "change": Rows(_order, "queries, keys and values by group"),
+                    "change": reorder_rows(_order, "queries, keys and values by group"),
                 },
                 "attention.o": "self_attention.dense",
                 "mlp.up": "mlp.dense_h_to_4h",

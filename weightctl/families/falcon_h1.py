@@ -15,13 +15,13 @@ from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG, SIZE, Exactly, Real, Reals
 from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope_keys import standard as standard_rope
-from weightctl.families.scaled_weights import ScaledBy, ScaledRuns
 from weightctl.families.state_space import (
     check_heads_of_states,
     mamba2_keys,
     mamba2_roles,
     without_auto,
 )
+from weightctl.families.steps import scaled_by, scaled_runs
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -96,19 +96,21 @@ def _norm_factor(config: Any) -> float:
 
 
 _CHANGES = {
-    "attention.q": ScaledBy(lambda config: config.attention_scales[0]),
-    "attention.k": ScaledBy(lambda config: config.attention_scales[0] * config.attention_scales[1]),
-    "attention.v": ScaledBy(lambda config: config.attention_scales[0]),
-    "attention.o": ScaledBy(lambda config: config.attention_scales[2]),
-    "mlp.gate": ScaledBy(lambda config: config.mlp_scales[0]),
-    "mlp.down": ScaledBy(lambda config: config.mlp_scales[1]),
+    "attention.q": scaled_by(lambda config: config.attention_scales[0]),
+    "attention.k": scaled_by(
+        lambda config: config.attention_scales[0] * config.attention_scales[1]
+    ),
+    "attention.v": scaled_by(lambda config: config.attention_scales[0]),
+    "attention.o": scaled_by(lambda config: config.attention_scales[2]),
+    "mlp.gate": scaled_by(lambda config: config.mlp_scales[0]),
+    "mlp.down": scaled_by(lambda config: config.mlp_scales[1]),
 }
 
 
 def _list_lines() -> tuple[Name, ...]:
     states = mamba2_roles(f"{_LAYER}mamba.")
-    states["ssm.inputs"]["change"] = ScaledRuns(_segment_runs)
-    states["ssm.outputs"]["change"] = ScaledBy(_output_factor)
+    states["ssm.inputs"]["change"] = scaled_runs(_segment_runs)
+    states["ssm.outputs"]["change"] = scaled_by(_output_factor)
     mlp = {
         f"mlp.{part}": {"hugging_face": f"{_LAYER}feed_forward.{part}_proj"}
         for part in ("gate", "up", "down")
@@ -128,9 +130,9 @@ def _list_lines() -> tuple[Name, ...]:
         },
     )
     outside = {
-        "embedding": line("embedding", change=ScaledBy(lambda config: config.embedding_scale)),
-        "norm": line("norm", hugging_face="model.final_layernorm", change=ScaledBy(_norm_factor)),
-        "output": line("output", change=ScaledBy(lambda config: config.logit_scale)),
+        "embedding": line("embedding", change=scaled_by(lambda config: config.embedding_scale)),
+        "norm": line("norm", hugging_face="model.final_layernorm", change=scaled_by(_norm_factor)),
+        "output": line("output", change=scaled_by(lambda config: config.logit_scale)),
     }
     return tuple(outside.get(each.module, each) for each in names)
 

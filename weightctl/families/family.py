@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightctl.families.changes import Change
-    from weightctl.families.extra_axes import ExtraAxes
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.families.mtp import MtpForm
+    from weightctl.families.steps import Change
     from weightctl.weights.metadata import MetadataValue
 
 _NUMBER, _EXPERT = "{}", "{expert}"
@@ -90,7 +89,7 @@ class Name:
     bias: bool | str = False
     when: tuple[str, ...] = ()
     unless: str | None = None
-    change: Change | ExtraAxes | None = None
+    change: Change | None = None
     is_float32: bool = False
     first: str = ""
     made: Callable[[Any], NDArray[np.float32] | None] | None = None
@@ -178,7 +177,7 @@ class TensorNames(NamedTuple):
         return template is not None and _EXPERT not in template
 
     @property
-    def change(self) -> Change | ExtraAxes | None:
+    def change(self) -> Change | None:
         """How the tensor differs between the naming conventions; None if it is the same in both."""
         change = self.line.change
         is_bias = self.kind == "bias"

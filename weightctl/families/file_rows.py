@@ -32,8 +32,8 @@ from weightctl.families.kinds import (
 )
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES
-from weightctl.families.reshapes import InTurn
 from weightctl.families.rope_keys import with_older_names
+from weightctl.families.steps import in_turn
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list
 
@@ -140,7 +140,7 @@ def read_line(row: FileTable, layers: str) -> Iterable[tuple[str, Any]]:
 def _read_steps(row: FileTable) -> Any:
     steps = row.texts("step") if isinstance(row.peek("step"), list) else (row.text("step"),)
     made = [_read_step(row, *step.split()) for step in steps]
-    return made[0] if len(made) == 1 else InTurn(*made)
+    return made[0] if len(made) == 1 else in_turn(*made)
 
 
 def _read_step(row: FileTable, name: str = "", *arguments: str) -> Any:

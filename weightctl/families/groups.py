@@ -119,19 +119,26 @@ KINDS = _refer({
     "size": "kinds:SIZE",
 })  # fmt: skip
 
-# How the values of a tensor differ between the naming conventions.
+# How the values of a tensor differ between the naming conventions: a `Change`, or a function that
+# returns it for the words after its name.
+#
+# - `rope_rows FIELD`: `heads` or `kv_heads`.
+# - `scaled_queries LAYERS [norm]`: the number of layers of the model that llama.cpp scales by
+#   another rule.
+# - `squeeze AXIS`, `squeeze_all AXIS`: in GGUF only, and in our modules, too.
+# - `turn_heads [FIELD]`: the number of heads, `heads` by default.
 STEPS = _refer({
-    "by_head": "changes:BY_HEAD",
-    "leading_rows": "changes:ROWS_FOR_PADDING",
-    "minus_exp": "changes:MINUS_EXP",
-    "plus_one": "changes:PLUS_ONE",
-    "rope_rows": "changes:RopeRows",
-    "scaled_queries": "changes:scaled_queries",
-    "squeeze": "changes:Squeezed",
-    "squeeze_all": "changes:squeezed_everywhere",
-    "tiled_columns": "tiled_heads:TILED_COLUMNS",
-    "transpose": "changes:TRANSPOSED",
-    "turn_heads": "changes:TurnedHeads",
+    "by_head": "steps:BY_HEAD",
+    "leading_rows": "steps:PADDING_ROWS",
+    "minus_exp": "steps:MINUS_EXP",
+    "plus_one": "steps:PLUS_ONE",
+    "rope_rows": "steps:rope_rows",
+    "scaled_queries": "rules:scale_queries",
+    "squeeze": "steps:squeeze",
+    "squeeze_all": "steps:squeeze_all",
+    "tiled_columns": "steps:TILED_COLUMNS",
+    "transpose": "steps:TRANSPOSED",
+    "turn_heads": "steps:turn_heads",
 })  # fmt: skip
 
 # Fused tensors: `fusions` in a file. A group can be a function, as those of keys.
@@ -142,7 +149,7 @@ FUSIONS = _refer({
     "gated_queries": "delta:GATED_QUERIES",
     "latent": "latent:joined_form",
     "qkv": "fusions:qkv_form",
-    "tiled": "tiled_heads:TILED_FORMS",
+    "tiled": "delta:TILED_FORMS",
 })  # fmt: skip
 
 # The orders of rows in fused tensors.

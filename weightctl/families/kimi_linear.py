@@ -27,7 +27,6 @@ from weightctl.families.experts import (
     expert_keys,
     expert_lines,
 )
-from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
@@ -44,6 +43,7 @@ from weightctl.families.layer_rope import object_of
 from weightctl.families.layers import ONES, LayerChoice, LayerValues, from_layer
 from weightctl.families.lines import adapt
 from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.families.steps import MINUS_EXP, extra_axes
 from weightctl.families.windowed_layers import GLOBAL
 from weightctl.text.untyped import is_list, is_sequence
 
@@ -233,7 +233,7 @@ FAMILY = Family(
                     "delta.beta": "self_attn.b_proj",
                     "delta.rates": {
                         "hugging_face": "model.layers.{}.self_attn.A_log",
-                        "change": ExtraAxes((1,), (0, 0, 3), is_exponential=True),
+                        "change": extra_axes((1,), (0, 0, 3), MINUS_EXP),
                     },
                     "delta.offsets.apart": {"hugging_face": "model.layers.{}.self_attn.dt_bias"},
                     "delta.norm": "self_attn.o_norm",

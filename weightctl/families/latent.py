@@ -11,7 +11,6 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import TurnedHeads
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS, with_keys
 from weightctl.families.fusions import Fusion
@@ -20,7 +19,7 @@ from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledR
 from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import line, lines
 from weightctl.families.rotations import scaling
-from weightctl.families.row_orders import group_heads
+from weightctl.families.steps import group_heads, turn_heads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,8 +90,8 @@ LATENT_DECODER: tuple[Name, ...] = (
     line("attention.q", unless="query_rank", bias=False),
     *lines("attention.q_a", "attention.q_a_norm", "attention.q_b", "attention.kv_a",
            "attention.kv_a_norm"),
-    line("attention.k_b", change=TurnedHeads(is_transposed=True)),
-    line("attention.v_b", change=TurnedHeads()),
+    line("attention.k_b", change=turn_heads(is_transposed=True)),
+    line("attention.v_b", change=turn_heads()),
     line("attention.o.latent", bias=False),
     *lines("mlp_norm", "mlp.gate", "mlp.up", "mlp.down", "norm", "output"),
 )  # fmt: skip

@@ -10,10 +10,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import MINUS_EXP, Squeezed
-from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Name, WeightAxes
-from weightctl.families.reshapes import AS_COLUMN, GroupRows, InTurn, RowsAsVector
+from weightctl.families.steps import (
+    AS_COLUMN,
+    MINUS_EXP,
+    extra_axes,
+    group_rows,
+    in_turn,
+    rows_as_vector,
+    squeeze,
+    squeeze_all,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +153,7 @@ _OF_LAYERS = (
             ("convolved", "convolved", "convolved"), when=_IF_CONVOLUTION, bias="convolution_bias"),
     _matrix("convolution.kernel", "shortconv.conv", "conv.conv", ("convolved",),
             ("convolution_length",), when=_IF_CONVOLUTION, bias="convolution_bias",
-            is_float32=True, change=Squeezed(1, is_run_without=True)),
+            is_float32=True, change=squeeze_all(1)),
     _matrix("convolution.outputs", "shortconv.out_proj", "conv.out_proj", _HIDDEN, ("convolved",),
             when=_IF_CONVOLUTION, bias="convolution_bias"),
     # State space models: as in Mamba-2; those of Mamba have the variant `channels`. `selection`
@@ -157,7 +164,7 @@ _OF_LAYERS = (
     _matrix("ssm.kernel", "ssm_conv1d", "mamba.conv1d",
             ("ssm_channels", "ssm_group_states", "ssm_group_states"), ("ssm_length",),
             when=_IF_SSM, bias="ssm_kernel_bias", is_float32=True,
-            change=Squeezed(1, is_run_without=True)),
+            change=squeeze_all(1)),
     _matrix("ssm.selection", "ssm_x", "mamba.x_proj", ("ssm_rank", "ssm_state", "ssm_state"),
             ("ssm_inner",), when=_IF_SSM),
     _vector("ssm.step_norm", "ssm_dt_norm", "mamba.dt_layernorm", "ssm_rank", when=_IF_SSM),
@@ -168,11 +175,11 @@ _OF_LAYERS = (
     _vector("ssm.step_bias", "ssm_dt", "mamba.dt_bias", "ssm_heads", when=_IF_SSM,
             ends={"gguf": ".bias", "hugging_face": ""}),
     _vector("ssm.rates", "ssm_a", "mamba.A_log", "ssm_heads", when=_IF_SSM, ends=_BARE,
-            change=InTurn(MINUS_EXP, AS_COLUMN)),
+            change=in_turn(MINUS_EXP, AS_COLUMN)),
     _vector("ssm.skip", "ssm_d", "mamba.D", "ssm_heads", when=_IF_SSM, ends=_BARE,
             change=AS_COLUMN),
     _vector("ssm.norm", "ssm_norm", "mamba.norm", "ssm_channels", when=(*_IF_SSM, "ssm_norm"),
-            change=GroupRows("ssm_groups")),
+            change=group_rows("ssm_groups")),
     _matrix("ssm.outputs", "ssm_out", "mamba.out_proj", _HIDDEN, ("ssm_channels",), when=_IF_SSM,
             bias="ssm_bias"),
     # A gated delta net: its projections, the convolution of queries, keys and values, and the rate
@@ -184,7 +191,7 @@ _OF_LAYERS = (
     _matrix("delta.alpha", "ssm_alpha", "linear_attn.in_proj_a", ("each_head",), when=_IF_DELTA),
     _matrix("delta.kernel", "ssm_conv1d", "linear_attn.conv1d", ("keys", "keys", "values"),
             ("convolution_length",), when=_IF_DELTA, is_float32=True,
-            change=Squeezed(1, is_run_without=True)),
+            change=squeeze_all(1)),
     _vector("delta.rates", "ssm_a", "linear_attn.A_log", "each_head", when=_IF_DELTA,
             change=MINUS_EXP, ends={"gguf": "", "hugging_face": ""}),
     _vector("delta.offsets", "ssm_dt", "linear_attn.dt_bias", "each_head", when=_IF_DELTA,
@@ -199,7 +206,7 @@ _OF_LAYERS = (
                 when=_IF_DELTA),
         _matrix(f"delta.{part}_kernel", f"ssm_conv1d_{part}", f"self_attn.{part}_conv1d",
                 (extent,), ("convolution_length",), when=_IF_DELTA, is_float32=True,
-                change=ExtraAxes(gguf=(1,), hugging_face=(1,))),
+                change=extra_axes(gguf=(1,), hugging_face=(1,))),
     )),
     _matrix("delta.decay_a", "ssm_f_a", "self_attn.f_a_proj", ("delta_key_size",),
             when=_IF_DELTA),
@@ -215,7 +222,7 @@ _OF_LAYERS = (
             bias=True),
     _matrix("lru.kernel", "lru_conv1d", "temporal_block.conv_1d", ("lru_channels",),
             ("convolution_length",), when=_IF_LRU, bias=True, is_float32=True,
-            change=Squeezed(1, is_run_without=True)),
+            change=squeeze_all(1)),
     *(line for part in ("input", "fade") for name in (_LRU_GATES[part],) for line in (
         Name(module=f"lru.{part}_gate", gguf=f"lru_{part}_gate", hugging_face=f"{name}_weight",
              axes=WeightAxes(("lru_blocks",), ("lru_size",), kernel=("lru_size",)),
@@ -231,7 +238,7 @@ _OF_LAYERS = (
     # The time mixing of RWKV-7: shares of the position before, projections in one and two steps,
     # their offsets, and vectors of channels. The first layer does not mix values.
     *(_matrix(f"rwkv.mix_{part}", None, f"attn.x_{part}", ("single",), is_float32=True,
-              change=ExtraAxes(gguf=(1, 1), hugging_face=(0,)), ends=_BARE) for part in "rwkvag"),
+              change=extra_axes(gguf=(1, 1), hugging_face=(0,)), ends=_BARE) for part in "rwkvag"),
     _matrix("rwkv.r", "time_mix_receptance", "attn.r_proj", ("queries",)),
     _matrix("rwkv.k", "time_mix_key", "attn.k_proj", ("queries",)),
     _matrix("rwkv.v", "time_mix_value", "attn.v_proj", ("queries",)),
@@ -246,7 +253,7 @@ _OF_LAYERS = (
     _vector("rwkv.key_scale", "time_mix_k_k", "attn.k_k", "queries", ends={"hugging_face": ""}),
     _vector("rwkv.key_rate", "time_mix_k_a", "attn.k_a", "queries", ends={"hugging_face": ""}),
     _matrix("rwkv.bonus", "time_mix_r_k", "attn.r_k", ("each_head",), ("head",), is_float32=True,
-            change=RowsAsVector("heads"), ends={"hugging_face": ""}),
+            change=rows_as_vector("heads"), ends={"hugging_face": ""}),
     _vector("rwkv.norm", "time_mix_ln", "attn.g_norm", "queries", bias=True),
     _matrix("rwkv.outputs", "time_mix_output", "attn.o_proj", _HIDDEN, ("queries",)),
     _vector("mlp_mix", "channel_mix_lerp_k", "ffn.x_k", ends={"hugging_face": ""}),
@@ -276,7 +283,7 @@ _OF_LAYERS = (
     _matrix("mlp.shared.down", "ffn_down_shexp", "mlp.shared_experts.down_proj", _HIDDEN,
             ("shared_inner",), when=_IF_SHARED),
     _matrix("mlp.shared_gate", "ffn_gate_inp_shexp", "mlp.shared_expert_gate", ("single",),
-            is_float32=True, change=Squeezed(0)),
+            is_float32=True, change=squeeze(0)),
 )  # fmt: skip
 
 # The parts that follow the layers.

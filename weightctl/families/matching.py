@@ -6,11 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.fusions import qkv_form
 from weightctl.families.mlx import OUTER, MlxForm, is_mlx, list_fusions
 from weightctl.families.parts import shape_of
-from weightctl.families.row_orders import invert
+from weightctl.families.steps import convert_form, invert, module_form
 from weightctl.schemes.buffers import is_buffer
 from weightctl.split import Cut
 from weightctl.text.wording import pluralize

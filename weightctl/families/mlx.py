@@ -96,9 +96,8 @@ class MlxForm:
     def undo(self, names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
         """Return a tensor in Hugging Face's form; unchanged if it has this form."""
         # Most conversions only look whether there is such a form, and need no families.
-        from weightctl.families.changes import PlusOffset, TurnedHeads
-        from weightctl.families.conversions import convert_form
         from weightctl.families.parts import shape_of
+        from weightctl.families.steps import PLUS_ONE, convert_form
         from weightctl.weights.derived import DerivedTensor
         from weightctl.weights.steps.reshaped import InShape, Reshaped
 
@@ -108,8 +107,9 @@ class MlxForm:
             return DerivedTensor(names.module, step, [tensor])
         if self._has_other_vectors and len(shape_of(names, config)) == 1 != len(shape):
             return DerivedTensor(names.module, Reshaped((prod(shape),)), [tensor])
-        is_apart = isinstance(change, TurnedHeads) and len(shape) == 3
-        if is_apart or (self._has_norms_plus_one and isinstance(change, PlusOffset)):
+        has_heads = change is not None and change.gguf_extents == ("each_head",)
+        is_plus_one = self._has_norms_plus_one and change is PLUS_ONE
+        if is_plus_one or (has_heads and len(shape) == 3):
             return convert_form(names, tensor, config, "gguf", "hugging_face")
         return tensor
 

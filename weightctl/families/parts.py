@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.changes import TRANSPOSED
 from weightctl.families.family import at_layer
-from weightctl.families.lines import LINES
 from weightctl.families.sharing import OF_BLOCKS, OF_HEADS, OF_STATES, list_runs
 from weightctl.split import Heads
 
@@ -76,9 +74,6 @@ def _derive_role(part: WeightAxes) -> Role:
     return _WHOLE._replace(all_layers=part.all_layers)
 
 
-# By the names of `LINES`, for layers outside of a family.
-ROLES: Mapping[str, Role] = {name: _derive_role(each.axes) for name, each in LINES.items()}
-
 _LAYER = "layers.{}."
 
 
@@ -134,10 +129,11 @@ def shape_of(names: TensorNames, config: Config) -> tuple[int, ...]:
         for extents in (axes.outputs, axes.inputs, *kernel)
         if extents
     )
-    # Only configs of families with transposed lines get here, and they have the field.
+    change = names.line.change
+    # Only configs of families with lines that modules compute with both ways have this field.
+    has_both_forms = change is not None and change.is_turned and change.runs_as is None
     given: Any = config
-    is_transposed = names.line.change is TRANSPOSED and given.transposed
-    return shape[::-1] if is_transposed else shape
+    return shape[::-1] if has_both_forms and given.transposed else shape
 
 
 def _length(extents: tuple[Extent, ...], config: Config, layer: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.changes import MINUS_EXP, PLUS_ONE, PlusOffset
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.hybrid import check_kv_heads, hybrid_keys, hybrid_lines
@@ -17,6 +16,7 @@ from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.layers import ONES
 from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope_keys import standard
+from weightctl.families.steps import MINUS_EXP, PLUS_ONE, plus
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _list_lines() -> tuple[Name, ...]:
             **attention,
             **states,
             "post_attention_norm": norm(
-                "post_mixer_norm", PlusOffset(1 / 5, "post_attention_offset"), ends={"gguf": ""}
+                "post_mixer_norm", plus(1 / 5, "post_attention_offset"), ends={"gguf": ""}
             ),
             "mlp_norm": norm("pre_mlp_norm", PLUS_ONE),
             "mlp.gate": None,
@@ -163,7 +163,7 @@ def _list_lines() -> tuple[Name, ...]:
             "mlp.gate_up": {"hugging_face": f"{_LAYER}mlp.gate_up_proj"},
             "mlp.down": {"hugging_face": f"{_LAYER}mlp.down_proj"},
             "post_mlp_norm": norm(
-                "post_mlp_norm", PlusOffset(1 / 5**1.5, "post_mlp_offset"), ends={"gguf": ""}
+                "post_mlp_norm", plus(1 / 5**1.5, "post_mlp_offset"), ends={"gguf": ""}
             ),
         },
     )

@@ -9,7 +9,6 @@ from itertools import cycle, islice, takewhile
 from math import frexp, ldexp
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import query_scalar
 from weightctl.families.configs import is_same_float32
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.delta import find_unlike_delta
@@ -24,8 +23,8 @@ from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.multimodal import standard_llama, standard_text
 from weightctl.families.rope_keys import GEMMA_ROPE, standard
 from weightctl.families.rope_sections import find_empty_sections, with_default_rope
-from weightctl.families.row_orders import alternate, group_heads
 from weightctl.families.state_space import check_heads_of_states, without_auto
+from weightctl.families.steps import Change, alternate, group_heads, scaled_queries
 from weightctl.families.windowed_layers import (
     FLAGS,
     GLOBAL,
@@ -311,7 +310,24 @@ def standard_exaone_moe(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # Gemma 2 and 3
 
-scalar_of_gemma2, scalar_of_gemma3 = query_scalar(46), query_scalar(62)
+
+def _query_scalar(layers_of_27b: int) -> Callable[[Fields], int]:
+    """Return the default of `query_scalar` in llama.cpp: its root divides the attention scores."""
+
+    def scalar(fields: Fields) -> int:
+        if fields["layers"] == layers_of_27b:
+            return int(fields["hidden"] // fields["heads"])
+        return int(fields["head_dim"])
+
+    return scalar
+
+
+scalar_of_gemma2, scalar_of_gemma3 = _query_scalar(46), _query_scalar(62)
+
+
+def scale_queries(layers_of_27b: int, part: str = "") -> Change:
+    """Return the change of queries by llama.cpp's scale, of a norm of them if `part` is `norm`."""
+    return scaled_queries(_query_scalar(layers_of_27b), is_norm=part == "norm")
 
 
 def mark_gemma2_windows(fields: Fields) -> tuple[bool, ...]:

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder, with_keys
-from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, quotient, same
 from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
-from weightctl.families.reshapes import Turned
 from weightctl.families.rope_keys import ROPE_KEYS
-from weightctl.families.scaled_weights import HalvedByLayer
+from weightctl.families.steps import TURNED, extra_axes, halved_by_layer, turned_each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,8 +31,8 @@ _LAYER, _ATTENTION = "layers.{}.", "rwkv.blocks.{}.attention."
 _MLP = "rwkv.blocks.{}.feed_forward."
 _BARE: Mapping[Any, str] = {"hugging_face": ""}
 # Hugging Face's convention has vectors of three dimensions.
-_VECTOR = ExtraAxes(gguf=(), hugging_face=(0, 0))
-_RESCALED = HalvedByLayer("rescale_every")
+_VECTOR = extra_axes(gguf=(), hugging_face=(0, 0))
+_RESCALED = halved_by_layer("rescale_every")
 # The root of the factor by which the epsilon of the norm of each head is larger than 1e-5.
 _DIVISOR = 8
 
@@ -77,7 +75,7 @@ def _matrix(module: str, gguf: str, name: str, outputs: str, inputs: str, **more
 
 
 def _list_time_mix() -> tuple[Name, ...]:
-    turned: dict[str, Any] = {"change": Turned(), "ends": _BARE, "is_float32": True}
+    turned: dict[str, Any] = {"change": TURNED, "ends": _BARE, "is_float32": True}
     return (
         Name(module=f"{_LAYER}rwkv.mix_x", gguf="blk.{}.time_mix_lerp_x",
              hugging_face=f"{_ATTENTION}time_maa_x", axes=WeightAxes(("hidden",)), change=_VECTOR,
@@ -87,7 +85,7 @@ def _list_time_mix() -> tuple[Name, ...]:
         _matrix("rwkv.mixer_a", "time_mix_w1", f"{_ATTENTION}time_maa_w1", "mix_vectors", "hidden",
                 **turned),
         _matrix("rwkv.mixer_b", "time_mix_w2", f"{_ATTENTION}time_maa_w2", "mixes", "hidden",
-                kernel=("mix_rank",), **turned | {"change": Turned("mixes")}),
+                kernel=("mix_rank",), **turned | {"change": turned_each("mixes")}),
         _matrix("rwkv.decay_a", "time_mix_decay_w1", f"{_ATTENTION}time_decay_w1", "decay_rank",
                 "hidden", **turned),
         _matrix("rwkv.decay_b", "time_mix_decay_w2", f"{_ATTENTION}time_decay_w2", "queries",

@@ -19,14 +19,14 @@ from weightctl.families.keys import Key, RowCount
 from weightctl.families.kinds import SIZE, Exactly, Real, WholeNumber, show_value
 from weightctl.families.layers import Layered
 from weightctl.families.per_layer import MODEL_INPUT_LINES, PerLayerConfig
+from weightctl.families.steps import padded_table
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from weightctl.families.family import Extent
-    from weightctl.families.keys import Config, Fields, NamingConvention
-    from weightctl.weights.derived import Step
+    from weightctl.families.keys import Fields
 
 _SPARSE_LAYERS, _SPARSITY, _DIGITS = 10, 0.95, 6
 _MOST_LAYERS, _MOST_STREAMS = 1 << 16, 64
@@ -63,48 +63,6 @@ class StreamsConfig(PerLayerConfig):
         return self.streams**2
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedTable:
-    """A table with rows for the first `count` tokens; the others use the row of token 0.
-
-    GGUF and our modules have a row for every token. `count` is the config field with the number of
-    rows in Hugging Face's convention. llama.cpp's converter adds zeros in place of the row of
-    token 0.
-
-    Source: transformers' `Gemma3nTextModel.get_per_layer_inputs`.
-    """
-
-    count: str
-
-    @property
-    def is_of_rows(self) -> bool:
-        """False: rows are also added."""
-        return False
-
-    @property
-    def runs_as(self) -> NamingConvention:
-        """GGUF's."""
-        return "gguf"
-
-    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:  # noqa: ARG002
-        """Return no fields."""
-        return {}
-
-    def to_gguf(self, config: Config) -> Step | None:
-        """Return the step that adds the rows of the other tokens, None if there are none."""
-        from weightctl.weights.steps.rows import FirstRowAfter
-
-        missing = config.vocabulary - getattr(config, self.count)
-        return FirstRowAfter(missing) if missing > 0 else None
-
-    def to_hugging_face(self, config: Config) -> Step | None:
-        """Return the step that leaves these rows out, None if there are none."""
-        from weightctl.weights.steps.rows import RowRange
-
-        count = getattr(config, self.count)
-        return RowRange(0, count) if count < config.vocabulary else None
-
-
 def _line(
     module: str, gguf: str, name: str, outputs: Extent, inputs: Extent = "", **more: Any
 ) -> Name:
@@ -130,7 +88,7 @@ STREAM_MODEL_LINES = (
     _line("stream_inputs.{expert}.projection", "altup_proj", "model.altup_projections.{expert}",
           "hidden", "hidden", count="added_streams"),
     replace(_TABLE, axes=WeightAxes(("vocabulary",), ("layer_inputs",)),
-            change=PaddedTable("layer_vocabulary")),
+            change=padded_table("layer_vocabulary")),
     *_COMPUTED,
 )  # fmt: skip
 

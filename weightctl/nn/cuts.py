@@ -6,7 +6,8 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weightctl.errors import ShardingError
-from weightctl.families.parts import ROLES
+from weightctl.families.lines import LINES
+from weightctl.families.parts import Role, role
 from weightctl.families.sharing import (
     OF_HEADS,
     SharedAxis,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     # For each rank, its ranges of an axis.
     Ranges: TypeAlias = Sequence[Sequence[Range]]
 
+# How ranks divide layers outside of a family, by the names of `LINES`.
+ROLES: Mapping[str, Role] = {name: role(line, "weight") for name, line in LINES.items()}
 # For layers without heads.
 _NO_HEADS = Heads(1, 1, 1)
 

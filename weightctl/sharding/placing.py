@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
-from weightctl.families.changes import TRANSPOSED, Rows, TurnedHeads
-from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.names import split_layer_number
 from weightctl.families.parts import count_heads, role
 from weightctl.families.per_layer import layers_reading
-from weightctl.families.reshapes import GroupRows, RowsAsVector, Turned
 from weightctl.families.sharing import OF_HEADS, list_runs
-from weightctl.families.tiled_heads import Columns
 from weightctl.split import Heads
 from weightctl.weights.tree import header_of
 
@@ -122,20 +118,17 @@ def _place_weight(
     if first.line.is_of_experts and first.line.count == _EXPERTS:
         experts = first.expert, max(each.expert for each in members) + 1
     axis = roles[0].axis
-    if first.kind == "weight" and checkpoint.convention == "hugging_face":
-        axis ^= first.change is TRANSPOSED or isinstance(first.change, Turned)
+    change = first.change
+    is_gguf = checkpoint.convention == "gguf"
+    if change is not None and change.is_turned and not is_gguf:
+        axis ^= 1
     is_outputs_first = checkpoint.stored.get(first.module) in checkpoint.outputs_first
     if fusion is not None and fusion.is_transposed(first.kind) and not is_outputs_first:
         axis ^= 1
     extents: list[Extent] = [extent for each in roles for extent in each.extents]
-    if isinstance(first.change, TurnedHeads) and checkpoint.convention == "gguf":
-        # The weight has a matrix for each head along its first axis.
-        extents, axis = ["each_head"], 0
-    if isinstance(first.change, GroupRows) and checkpoint.convention == "gguf":
-        extents = ["ssm_groups"]
-    if isinstance(first.change, RowsAsVector) and checkpoint.convention == "gguf":
-        extents = ["queries"]
-    if isinstance(first.change, ExtraAxes):
+    if change is not None and change.gguf_extents and is_gguf:
+        extents, axis = [*change.gguf_extents], 0
+    if change is not None and change.axes is not None:
         axis += next((place for place, size in enumerate(weight.shape) if size != 1), 0)
     heads = count_heads(checkpoint.config, first.layer, tuple(extents))
     runs = _runs(weight, extents, axis + is_stacked, heads)
@@ -165,11 +158,9 @@ def _order(checkpoint: RecognizedModel, names: TensorNames) -> tuple[int, ...]:
     fusion, change = names.fusions.get(checkpoint.convention), names.change
     if fusion is not None and fusion.order is not None:
         return tuple(fusion.order(checkpoint.config))
-    if isinstance(change, Rows) and checkpoint.convention == "hugging_face":
-        return tuple(change.order(checkpoint.config))
-    if isinstance(change, Columns) and checkpoint.convention == "gguf":
-        return tuple(change.order(checkpoint.config))
-    return ()
+    if change is None or change.order is None or change.runs_as == checkpoint.convention:
+        return ()
+    return tuple(change.order(checkpoint.config))
 
 
 def _roles(members: Sequence[TensorNames]) -> list[Role]:

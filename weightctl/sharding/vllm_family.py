@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ShardingError
-from weightctl.families.changes import TRANSPOSED
 from weightctl.families.matching import OF_TOKENS
+from weightctl.families.steps import TRANSPOSED
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.sharding.vllm_names import RELEASE, VLLM_FAMILIES
 from weightctl.text.untyped import is_list

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.conversions import convert_form, module_form
 from weightctl.families.settings import OF_CONFIG, list_made
+from weightctl.families.steps import convert_form, module_form
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.steps.rows import RowOrder

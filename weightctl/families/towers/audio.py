@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.keys import Key, RowCount
 from weightctl.families.kinds import EPSILON, HEADS, LAYERS, SIZE, Exactly
-from weightctl.families.reshapes import AS_COLUMN
+from weightctl.families.steps import AS_COLUMN
 from weightctl.families.towers.tower import TEXT_WIDTH, block, part
 from weightctl.text.untyped import is_object
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import PLUS_ONE
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key
 from weightctl.families.kinds import FLAG, SIZE, Choice
 from weightctl.families.model import CLIP
+from weightctl.families.steps import PLUS_ONE
 from weightctl.families.towers.tower import (
     Tower,
     activation_keys,

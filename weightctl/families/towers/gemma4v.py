@@ -14,7 +14,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, Present, RowCount, quotient, same
 from weightctl.families.kinds import FLAG, HEADS, SIZE, Exactly
 from weightctl.families.model import CLIP
-from weightctl.families.reshapes import AS_SCALAR, PatchRows
+from weightctl.families.steps import AS_SCALAR, PATCH_ROWS
 from weightctl.families.towers.tower import (
     Tower,
     activation_keys,
@@ -111,7 +111,7 @@ TOWER = Tower(
         beside=(r"(audio_tower|embed_audio)\..+",),
         names=(
             part("patches", "v.patch_embd", f"{_VISION}patch_embedder.input_proj", "hidden",
-                 "channels", kernel=("patch_size", "patch_size"), change=PatchRows(),
+                 "channels", kernel=("patch_size", "patch_size"), change=PATCH_ROWS,
                  is_float32=True),
             part("positions", "v.position_embd",
                  f"{_VISION}patch_embedder.position_embedding_table", "directions", "positions",

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.extra_axes import ExtraAxes
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import FLAG, SIZE, Choice, Exactly, OrNone, Real
 from weightctl.families.model import CLIP
+from weightctl.families.steps import extra_axes
 from weightctl.families.towers.tower import (
     Tower,
     activation_keys,
@@ -154,12 +154,12 @@ TOWER = Tower(
         beside=(r"vision_tower\.embeddings\.mask_token",),
         names=(
             part("class", "v.class_embd", f"{_EMBEDDINGS}cls_token", is_float32=True,
-                 ends={"gguf": "", "hugging_face": ""}, change=ExtraAxes((0, 0), (0, 0))),
+                 ends={"gguf": "", "hugging_face": ""}, change=extra_axes((0, 0), (0, 0))),
             part("patches", "v.patch_embd", f"{_EMBEDDINGS}patch_embeddings.projection", "hidden",
                  "channels", kernel=("patch_size", "patch_size"), bias=True, is_float32=True),
             part("positions", "v.position_embd", f"{_EMBEDDINGS}position_embeddings", "positions",
                  "hidden", is_float32=True, ends={"hugging_face": ""},
-                 change=ExtraAxes((0,), (0,))),
+                 change=extra_axes((0,), (0,))),
             *(replace(line, bias=_BIAS.get(line.module.rpartition(".")[2], True))
               for line in block(_LAYERS, _BLOCK, bias=True)),
             _layer_part("attn_q_norm", "attention.q_norm", when=("has_query_norm",)),

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.changes import RopeRows
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, Present
 from weightctl.families.kinds import EPSILON, FLAG, SIZE, Choice, Exactly
 from weightctl.families.model import CLIP
+from weightctl.families.steps import rope_rows
 from weightctl.families.towers.tower import (
     TEXT_EPSILON,
     BreakToken,
@@ -76,7 +76,7 @@ _LINES = (
          kernel=("patch_size", "patch_size"), is_float32=True),
     part("norm", "v.pre_ln", "vision_tower.ln_pre"),
     *block("vision_tower.transformer.layers.", _BLOCK, bias=False,
-           changes={module: RopeRows("heads") for module in _ROTATED}),
+           changes={module: rope_rows("heads") for module in _ROTATED}),
     part("projector.norm", "mm.input_norm", "multi_modal_projector.norm", when=("has_merger",)),
     part("projector.merger", "mm.patch_merger", "multi_modal_projector.patch_merger.merging_layer",
          "hidden", "merged", when=("has_merger",), is_float32=True),

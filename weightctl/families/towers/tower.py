@@ -26,9 +26,9 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from weightctl.families.changes import Change
     from weightctl.families.family import Extent, Family
     from weightctl.families.keys import Default, Fields
+    from weightctl.families.steps import Change
 
 # Where the document that the keys of a tower describe has the width of the text model, and the
 # settings of the image processor, which are not in config.json.

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
-from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.steps import convert_form, module_form
 from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.compare.causes.dequantized import OnceQuantized, find_once_quantized
 from weightctl.verify.compare.distance import PairSide

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, EngineError, WeightctlError
-from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.steps import convert_form, module_form
 from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, percent
 from weightctl.verify.compare.configs import ConfigDifference, correct

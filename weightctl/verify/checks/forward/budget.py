@@ -9,7 +9,7 @@ import numpy as np
 
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
-from weightctl.families.conversions import convert_form, module_form
+from weightctl.families.steps import convert_form, module_form
 from weightctl.verify.compare.distance import PairSide
 from weightctl.verify.compare.measure import read_values
 from weightctl.verify.compare.pairing import convert_convention

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightctl.errors import ConversionError
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
-from weightctl.families.row_orders import half_split_order, interleaved_order
+from weightctl.families.steps import half_split_order, interleaved_order
 from weightctl.verify.compare.causes.dequantized import exchange_sides
 from weightctl.verify.compare.causes.orders import find_output_order
 from weightctl.verify.compare.explaining import is_likely, is_proven
