@@ -163,7 +163,7 @@ def test_a_model_that_hears_comes_back_byte_for_byte(
     assert_comes_back(model, tmp_path, "audio_config", {*SPEECH_CASES[name].ids})
 
 
-# llama.cpp stops at the number of Voxtral's vectors, as `families/towers/voxtral.py` says.
+# llama.cpp stops at the number of Voxtral's vectors, as `families/tables/towers/voxtral.toml` says.
 @pytest.mark.parametrize(
     "name", usual(["qwen2_audio"], [name for name in SPEECH_CASES if name != "voxtral"])
 )

@@ -7,7 +7,7 @@ import re
 import shutil
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,8 @@ from weightctl.errors import FormatError
 from weightctl.families import FAMILIES, add_family, added
 from weightctl.families.added import with_families
 from weightctl.families.family_files import read_family
+from weightctl.families.towers import TOWER_TABLES
+from weightctl.families.towers.tower_files import USUAL, read_tower
 
 if TYPE_CHECKING:
     from weightctl.families.family import Family
@@ -133,6 +135,47 @@ FAULTS = [
 ]  # fmt: skip
 
 
+VALID_TOWER = """\
+name = "the image encoder of toy"
+bases = ["images"]
+texts = ["llama"]
+encoder = "vision"
+checked = ["merged"]
+defaults = {hidden = 32, layers = 2}
+layers = {hf = ".layers.{}.", bias = true}
+[types.toy]
+class = "ToyForConditionalGeneration"
+[processor]
+size = {height = "= hidden"}
+[tensors]
+ln1 = "norm1"
+projector = {hf = "projector", gguf = "mm.fc", outputs = ["text_hidden"], inputs = ["hidden"]}
+[keys]
+merge = {kind = "size", default = 2, hf = "merge"}
+rope_base = true
+"""
+FAULTS_OF_TOWERS = [
+    ("texts", "colour = 1\ntexts", 3, "colour"),
+    ('["images"]', '["pictures"]', 2, "bases"),
+    ('["merged"]', '["decoder"]', 5, "checked"),
+    ('encoder = "vision"', 'standard = "os:system"', 4, "standard"),
+    ('encoder = "vision"', "mean = [0, 1, 2]", 4, "mean"),
+    ('encoder = "vision"', 'text_types = {llama = ["toy"]}', 4, "text_types.llama"),
+    ('encoder = "vision"', 'break_token = {gguf = "v.break"}', 4, "break_token"),
+    ("texts = ", 'added_tensors = "limit"\ntexts = ', 3, "added_tensors"),
+    ('encoder = "vision"', 'config = "video"', 4, "config"),
+    ("{hidden = 32", "{width = 32", 6, "defaults.width"),
+    ("bias = true", 'biases = "no"', 7, "layers.biases"),
+    ('"= hidden"', '"= colour"', 11, "processor.size.height"),
+    ("ln1", "ln3", 13, "tensors.ln3"),
+    ('"norm1"', '{hf = "norm1", when = ["colour"]}', 13, "tensors.ln1"),
+    ("gguf = ", "gguff = ", 14, "tensors.projector.gguff"),
+    ('kind = "size"', 'kind = "sizes"', 16, "keys.merge.kind"),
+    ("rope_base = true", "merge_base = true", 17, "keys.merge_base"),
+    ("rope_base = true", 'activation = "activation hidden_act relu"', 17, "keys.activation"),
+    ("[types.toy]", 'fusions = [{name = "a", parts = ["b"]}]\n[types.toy]', 8, "fusions.parts"),
+]
+
 TABLES = Path(families.__file__).parent / "tables"
 PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
 
@@ -152,6 +195,28 @@ def test_a_fault_is_named_with_its_line_and_its_entry(
         read(path, VALID.replace(old, new))
     assert re.search(rf"line {line}: `{re.escape(entry)}` ", str(caught.value)), caught.value
     assert "contributing.md" in caught.value.hint
+
+
+@each("old, new, line, entry", FAULTS_OF_TOWERS)
+def test_a_fault_in_a_tower_is_named_with_its_line_and_its_entry(
+    old: str, new: str, line: int, entry: str, tmp_path: Path
+) -> None:
+    assert VALID_TOWER.count(old) == 1
+    path = tmp_path / "toy.toml"
+    path.write_text(VALID_TOWER)
+    assert read_tower(path).family.name == "the image encoder of toy"
+    path.write_text(VALID_TOWER.replace(old, new))
+    with pytest.raises(FormatError) as caught:
+        read_tower(path)
+    assert re.search(rf"line {line}: `{re.escape(entry)}` ", str(caught.value)), caught.value
+
+
+@each("entry", ["name", "texts", "encoder"])
+def test_a_tower_without_an_entry_that_it_needs_is_refused(entry: str, tmp_path: Path) -> None:
+    path = tmp_path / "toy.toml"
+    path.write_text(re.sub(rf"^{entry} .*$", "", VALID_TOWER, flags=re.MULTILINE))
+    with pytest.raises(FormatError, match=r"toy.toml: has no `\w+`"):
+        read_tower(path)
 
 
 @each("text", ["a = ", "a = 1\na = 2", "[" * 5000, "\0"])
@@ -186,11 +251,12 @@ def test_the_page_has_a_file_that_is_read_and_explains_each_entry(tmp_path: Path
     assert found
     assert read(tmp_path / "toy.toml", found[1]).blocks == {"norm": "layer"}
     used: set[str] = set()
-    for path in (*TABLES.glob("*.toml"), tmp_path / "toy.toml"):
-        file = tomllib.loads(path.read_text())
+    bases: list[dict[str, Any]] = [*tomllib.loads(USUAL.read_text())["bases"].values()]
+    paths = (*TABLES.glob("*.toml"), *TOWER_TABLES.glob("*.toml"), tmp_path / "toy.toml")
+    for file in (*bases, *(tomllib.loads(path.read_text()) for path in paths)):
         for table in (file, *(file.get(part, {}) for part in ("experts", "hybrid", "mtp", "head"))):
             used |= table.keys()
-        for rows in (file["types"], file.get("tensors", {}), file.get("keys", {})):
+        for rows in (file.get(part, {}) for part in ("types", "tensors", "keys")):
             for row in rows.values():
                 used |= row.keys() if isinstance(row, dict) else set()
     assert {name for name in used - {"tensors", "keys"} if f"`{name}`" not in page} == set()

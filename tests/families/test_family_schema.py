@@ -1,6 +1,6 @@
-"""The JSON Schema of files of model families, which gives editors completion.
+"""The JSON Schemas of files of model families and towers, which give editors completion.
 
-`python tests/families/test_family_schema.py` writes it.
+`python tests/families/test_family_schema.py` writes them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from jsonschema import Draft202012Validator
 import weightctl
 from weightctl.families import groups
 from weightctl.families.index import TABLES
+from weightctl.families.towers import TOWER_TABLES
+from weightctl.families.towers.tower_files import CONFIGS, USUAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     Schema = dict[str, Any]
 
-PATH = Path(weightctl.__file__).parent / "schemas" / "family.json"
+SCHEMAS = Path(weightctl.__file__).parent / "schemas"
 TEXT: Schema = {"type": "string"}
 FLAG: Schema = {"type": "boolean"}
 NUMBER: Schema = {"type": "integer"}
@@ -62,11 +64,62 @@ def the(name: str) -> Schema:
     return {"$ref": f"#/$defs/{name}"}
 
 
-def make_schema() -> Schema:
+TYPES = rows(table(["class"], like=TEXT, defaults=TABLE, fixed=TABLE, **{"class": TEXT})) | {
+    "minProperties": 1
+}
+
+
+def make_parts() -> dict[str, Schema]:
+    """Return what files of families and towers have in common."""
+    bounds = items(REAL, 2, 2)
+    return {
+        "tensor": table(
+            hf=either(TEXT, OFF), gguf=either(TEXT, OFF), bias=either(FLAG, TEXT),
+            when=items(TEXT), unless=TEXT, first=TEXT, count=TEXT, float32=FLAG, unread=FLAG,
+            restarts=FLAG, counted=FLAG, outputs=items(TEXT), inputs=items(TEXT),
+            kernel=items(TEXT), ends=table(hf=TEXT, gguf=TEXT), made=names(groups.MADE),
+            step=either(OFF, the("step"), items(the("step"), 1)),
+        ),
+        "step": with_arguments(groups.STEPS),
+        "fusion": table(
+            ["name", "parts"], name=TEXT, parts=items(TEXT), in_gguf=FLAG, of_experts=FLAG,
+            order=names(groups.ORDERS), transposed=FLAG, bias_name=TEXT, either_way=FLAG,
+            axis=NUMBER,
+        ),
+        "key_groups": items(
+            either(with_arguments(groups.KEY_GROUPS), the("key"), items(the("key")))
+        ),
+        "key": table(
+            field=TEXT, kind=either(names(groups.KINDS), the("kind")), only=ANY, why=TEXT,
+            function=TEXT, spelled=items(TEXT), means=TABLE, hf=TEXT, gguf=TEXT, gguf_type=TEXT,
+            default=ANY, gguf_default=ANY, seen=the("seen"), written=FLAG, in_weights=FLAG,
+        ),
+        "kind": table(
+            **dict.fromkeys(("integer", "uniform", "whole_real", "above", "real"), bounds),
+            choice=TABLE, layer=TEXT, other=TEXT, meaning=TEXT, or_none=names(groups.KINDS),
+            none=ANY,
+        ),
+        "seen": table(
+            **dict.fromkeys(("rows", "lacks", "in_layers", "whole", "has", "meaning"), TEXT),
+            axis=NUMBER,
+        ),
+    }  # fmt: skip
+
+
+def whole(title: str, schema: Schema) -> Schema:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        "description": "docs/contributing.md explains each entry.",
+        **schema,
+        "$defs": make_parts(),
+    }
+
+
+def make_family_schema() -> Schema:
     """Return the schema; the names are those that `groups.py` lists."""
     rules = groups.RULES
     tensors = rows(either(TEXT, the("tensor")))
-    bounds = items(REAL, 2, 2)
     family = table(
         ["types"],
         **dict.fromkeys(("base", "gguf", "prefix", "lacks", "layers", "not_run", "copied"), TEXT),
@@ -103,66 +156,76 @@ def make_schema() -> Schema:
         fusions=items(either({"const": "base"}, with_arguments(groups.FUSIONS), the("fusion"))),
         keys=rows(either(OFF, the("key"), items(the("key"), 1))),
         rope_by_layer=table(["full"], full=REAL, windowed=REAL),
-        types=rows(table(["class"], like=TEXT, defaults=TABLE, fixed=TABLE, **{"class": TEXT}))
-        | {"minProperties": 1},
+        types=TYPES,
     )  # fmt: skip
-    parts = {
-        "tensor": table(
-            hf=either(TEXT, OFF), gguf=either(TEXT, OFF), bias=either(FLAG, TEXT),
-            when=items(TEXT), unless=TEXT, first=TEXT, count=TEXT, float32=FLAG, unread=FLAG,
-            restarts=FLAG, counted=FLAG, outputs=items(TEXT), inputs=items(TEXT),
-            ends=table(hf=TEXT, gguf=TEXT), made=names(groups.MADE),
-            step=either(OFF, the("step"), items(the("step"), 1)),
-        ),
-        "step": with_arguments(groups.STEPS),
-        "fusion": table(
-            ["name", "parts"], name=TEXT, parts=items(TEXT), in_gguf=FLAG, of_experts=FLAG,
-            order=names(groups.ORDERS), transposed=FLAG, bias_name=TEXT, either_way=FLAG,
-        ),
-        "key_groups": items(
-            either(with_arguments(groups.KEY_GROUPS), the("key"), items(the("key")))
-        ),
-        "key": table(
-            field=TEXT, kind=either(names(groups.KINDS), the("kind")), only=ANY, why=TEXT,
-            function=TEXT, spelled=items(TEXT), means=TABLE, hf=TEXT, gguf=TEXT, gguf_type=TEXT,
-            default=ANY, gguf_default=ANY, seen=the("seen"), written=FLAG, in_weights=FLAG,
-        ),
-        "kind": table(
-            **dict.fromkeys(("integer", "uniform", "whole_real", "above", "real"), bounds),
-            choice=TABLE, layer=TEXT, other=TEXT, meaning=TEXT, or_none=names(groups.KINDS),
-            none=ANY,
-        ),
-        "seen": table(
-            **dict.fromkeys(("rows", "lacks", "in_layers", "whole", "has", "meaning"), TEXT),
-            axis=NUMBER,
-        ),
-    }  # fmt: skip
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A model family of weightctl",
-        "description": "docs/contributing.md explains each entry.",
-        **family,
-        "$defs": parts,
-    }
+    return whole("A model family of weightctl", family)
 
 
-def test_the_schema_is_that_of_the_names() -> None:
+def make_tower_schema(*required: str) -> Schema:
+    """Return the schema of towers; a base has no required entry."""
+    rules = groups.TOWER_RULES
+    tower = table(
+        required,
+        **dict.fromkeys(("name", "encoder"), TEXT),
+        **{each: names(rules[each]) for each in ("completed", "added_tensors")},
+        **dict.fromkeys(("bases", "sizes", "texts", "beside", "other_prefixes"), items(TEXT)),
+        **dict.fromkeys(("tokens", "text_prefixes"), rows(TEXT)),
+        **dict.fromkeys(("mean", "deviation"), items(REAL, 3, 3)),
+        **dict.fromkeys(("defaults", "processor"), TABLE),
+        config=names(CONFIGS),
+        standard=either(names(rules["standard"]), items(names(rules["standard"]))),
+        checked=items(names(rules["checked"])),
+        differs=either(TEXT, table(["rule"], rule=names(rules["differs"]))),
+        text_types=rows(items(TEXT, 2, 2)),
+        break_token=table(["gguf", "token"], gguf=TEXT, token=TEXT),
+        layers=table(hf=TEXT, gguf=TEXT, bias=FLAG),
+        tensors=rows(either(TEXT, the("tensor"))),
+        fusions=items(the("fusion")),
+        keys=rows(
+            either(
+                {"const": True},
+                with_arguments(groups.KEY_GROUPS),
+                the("key"),
+                items(the("key"), 1),
+            )
+        ),
+        types=TYPES,
+    )
+    return whole("A tower of a multimodal model", tower)
+
+
+MADE = {
+    "family.json": make_family_schema(),
+    "tower.json": make_tower_schema("name", "bases", "texts", "types"),
+}
+
+
+def test_the_schemas_are_those_of_the_names() -> None:
     message = "run `python tests/families/test_family_schema.py`"
-    assert json.loads(PATH.read_text()) == make_schema(), message
+    assert {name: json.loads((SCHEMAS / name).read_text()) for name in MADE} == MADE, message
+
+
+def read_all(folder: Path) -> dict[str, Schema]:
+    return {path.name: tomllib.loads(path.read_text()) for path in folder.glob("*.toml")}
 
 
 def test_all_files_are_valid() -> None:
-    validator = Draft202012Validator(make_schema())
-    wrong = {
-        path.name: error.message
-        for path in TABLES.glob("*.toml")
-        for error in validator.iter_errors(tomllib.loads(path.read_text()))
-    }
-    assert wrong == {}
+    bases = tomllib.loads(USUAL.read_text())["bases"]
+    wrong = [
+        (name, error.message)
+        for schema, files in (
+            (MADE["family.json"], read_all(TABLES)),
+            (MADE["tower.json"], read_all(TOWER_TABLES)),
+            (make_tower_schema(), bases),
+        )
+        for name, file in files.items()
+        for error in Draft202012Validator(schema).iter_errors(file)
+    ]
+    assert wrong == []
 
 
 def test_an_entry_of_another_name_or_type_is_invalid() -> None:
-    validator = Draft202012Validator(make_schema())
+    validator = Draft202012Validator(MADE["family.json"])
     types = {"toy": {"class": "Toy"}}
     for wrong in (
         {},
@@ -179,5 +242,6 @@ def test_an_entry_of_another_name_or_type_is_invalid() -> None:
 
 
 if __name__ == "__main__":
-    PATH.write_text(json.dumps(make_schema(), indent=1) + "\n")
-    sys.stdout.write(f"{PATH}: written\n")
+    for name, schema in MADE.items():
+        (SCHEMAS / name).write_text(json.dumps(schema, indent=1) + "\n")
+        sys.stdout.write(f"{SCHEMAS / name}: written\n")

@@ -18,10 +18,12 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, Name
 from weightctl.families.file_rows import (
+    check_fields,
     join_groups,
     load_group,
     read_changes,
     read_difference,
+    read_fusion,
     read_groups,
     read_keys,
     read_line,
@@ -35,7 +37,6 @@ from weightctl.families.groups import (
     FUSIONS,
     LINE_GROUPS,
     MODELS,
-    ORDERS,
 )
 from weightctl.families.heads import head_lines, with_prefix, without_head
 from weightctl.families.hybrid import hybrid_keys, hybrid_lines
@@ -127,29 +128,9 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
         **given,
     )
     top.end()
-    _check_fields(top, family)
+    check_fields(top, family)
     top.check_formulas(family.keys)
     return in_multimodal(family, classes) if classes else family
-
-
-def _check_fields(top: FileTable, family: Family) -> None:
-    """Check that all fields that the rows name are fields of the config or of a key."""
-    config, of_keys = load(family.config), {key.field for key in family.keys}
-    known = {*config.__dataclass_fields__, *dir(config)}
-    for name in family.blocks:
-        if name not in config.__dataclass_fields__:
-            top.fail("is not a setting of the model", "blocks", name)
-    for name, kind in family.model_types.items():
-        for of_type, values in (("defaults", kind.defaults), ("fixed", kind.fixed)):
-            for field in values:
-                if field not in of_keys:
-                    top.fail("is not the field of a key", "types", name, of_type, field)
-    for line in family.names:
-        bias = (line.bias,) if isinstance(line.bias, str) else ()
-        for field in (*line.when, line.unless, line.first, *bias):
-            if field and field not in known:
-                role = line.module.removeprefix(_LAYER)
-                top.fail(f"names `{field}`, which is not a field of the model", "tensors", role)
 
 
 def _load_base(top: FileTable, load_base: Callable[[str], Family]) -> Family | None:
@@ -334,18 +315,7 @@ def _read_fusions(top: FileTable, base: Family | None) -> Iterable[Fusion]:
         if isinstance(each, str):
             yield from load_group(top, each, "fusions", FUSIONS, Fusion)
             continue
-        table = top.within(each, "fusions")
-        yield Fusion(
-            convention="gguf" if table.flag("in_gguf") else "hugging_face",
-            name=table.template("name"),
-            parts=tuple(_LAYER + part for part in table.texts("parts")),
-            of_experts=table.flag("of_experts"),
-            order=load(table.choose("order", ORDERS, "the order")) if "order" in table else None,
-            transposed=table.flag("transposed"),
-            bias_name=table.template("bias_name", ""),
-            either_way=table.flag("either_way"),
-        )
-        table.end()
+        yield read_fusion(top.within(each, "fusions"))
 
 
 # Keys

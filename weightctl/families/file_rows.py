@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.families.family import ModelType, WeightAxes
 from weightctl.families.file_tables import FileTable, read_map
-from weightctl.families.groups import KEY_GROUPS, KINDS, MADE, STEPS
+from weightctl.families.fusions import Fusion
+from weightctl.families.groups import KEY_GROUPS, KINDS, MADE, ORDERS, STEPS
 from weightctl.families.keys import (
     REQUIRED,
     IsAbsent,
@@ -40,10 +41,33 @@ from weightctl.text.untyped import is_list
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from weightctl.families.family import Family
+
 _T = TypeVar("_T")
+_LAYER = "layers.{}."
 _FIELD = r"([a-z_][\w.]*)"
 _FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
 _LAYERS_FROM = re.compile(r"= all layers (?:but every|from) (\d+|[a-z_]\w*)")
+
+
+def check_fields(top: FileTable, family: Family) -> None:
+    """Check that all fields that the rows name are fields of the config or of a key."""
+    config, of_keys = load(family.config), {key.field for key in family.keys}
+    known = {*config.__dataclass_fields__, *dir(config)}
+    for name in family.blocks:
+        if name not in config.__dataclass_fields__:
+            top.fail("is not a setting of the model", "blocks", name)
+    for name, kind in family.model_types.items():
+        for of_type, values in (("defaults", kind.defaults), ("fixed", kind.fixed)):
+            for field in values:
+                if field not in of_keys:
+                    top.fail("is not the field of a key", "types", name, of_type, field)
+    for line in family.names:
+        bias = (line.bias,) if isinstance(line.bias, str) else ()
+        for field in (*line.when, line.unless, line.first, *bias):
+            if field and field not in known:
+                role = line.module.removeprefix(_LAYER)
+                top.fail(f"names `{field}`, which is not a field of the model", "tensors", role)
 
 
 def read_types(table: FileTable, base: Mapping[str, ModelType]) -> dict[str, ModelType]:
@@ -60,7 +84,13 @@ def read_types(table: FileTable, base: Mapping[str, ModelType]) -> dict[str, Mod
                 **like.defaults,
                 **{field: read_default(defaults, field) for field in defaults.names()},
             },
-            fixed={**like.fixed, **read_map(row.table("fixed"))},
+            fixed={
+                **like.fixed,
+                **{
+                    field: tuple(value) if is_list(value) else value
+                    for field, value in read_map(row.table("fixed")).items()
+                },
+            },
         )
         row.end()
     return made
@@ -125,7 +155,8 @@ def read_line(row: FileTable, layers: str) -> Iterable[tuple[str, Any]]:
         if name in row:
             yield field, take(row, name)
     if "outputs" in row:
-        yield "axes", WeightAxes(row.texts("outputs"), row.texts("inputs"))
+        kernel = row.texts("kernel")
+        yield "axes", WeightAxes(row.texts("outputs"), row.texts("inputs"), kernel=kernel)
     if "ends" in row:
         ends = row.table("ends")
         yield "ends", {_CONVENTIONS[name]: ends.text(name) for name in _CONVENTIONS if name in ends}
@@ -135,6 +166,30 @@ def read_line(row: FileTable, layers: str) -> Iterable[tuple[str, Any]]:
     if "made" in row:
         functions = row.choose("made", MADE, "what makes a tensor")
         yield from zip(("made", "add_fields"), map(load, functions), strict=True)
+
+
+def read_fusion(table: FileTable, modules: Mapping[str, str] | None = None) -> Fusion:
+    """Return a tensor with several parts.
+
+    `modules` are those of the roles that the file can name. Without them, all are of layers.
+    """
+    parts = table.texts("parts")
+    for each in parts:
+        if modules is not None and each not in modules:
+            table.fail(f"names `{each}`, which is not the role of a tensor", "parts")
+    made = Fusion(
+        convention="gguf" if table.flag("in_gguf") else "hugging_face",
+        name=table.template("name"),
+        parts=tuple(_LAYER + each if modules is None else modules[each] for each in parts),
+        of_experts=table.flag("of_experts"),
+        order=load(table.choose("order", ORDERS, "the order")) if "order" in table else None,
+        transposed=table.flag("transposed"),
+        bias_name=table.template("bias_name", ""),
+        either_way=table.flag("either_way"),
+        axis=table.number("axis") if "axis" in table else 0,
+    )
+    table.end()
+    return made
 
 
 def _read_steps(row: FileTable) -> Any:

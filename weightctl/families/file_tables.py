@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _NULL = "= null"
 _FILLED = re.compile(r"\{(?:expert|kind)?\}")
 _MOST_NAMED = 40
-_HINT = "the section on model families in docs/contributing.md explains each entry"
+_HINT = "docs/contributing.md explains each entry of such a file"
 
 
 def open_table(path: str | Path, rules: Mapping[str, Mapping[str, str]] = RULES) -> FileTable:
@@ -90,19 +90,28 @@ class FileTable:
         self._source.formulas.append((made, (*self._place, name), of_keys))
         return made
 
-    def check_formulas(self, keys: Iterable[Key]) -> None:
-        """Check that the keys of the fields that formulas read precede those of the formulas."""
+    def check_formulas(self, keys: Iterable[Key], computed: Iterable[str] = ()) -> None:
+        """Check that the fields that formulas read are those of earlier keys.
+
+        Formulas that are not defaults of keys can read all fields, and those that checks compute.
+        """
         earlier: set[str] = set()
+        others = {place: fields for _, place, fields in self._source.formulas}
         for key in keys:
             for made, place, fields in self._source.formulas:
                 if made is not key.default and made is not key.gguf_default:
                     continue
+                others.pop(place, None)
                 for each in fields:
                     if each not in earlier:
                         self._source.fail(
                             place, f"reads `{each}`, which no earlier key states: use `last_keys`"
                         )
             earlier.add(key.field)
+        for place, fields in others.items():
+            for each in fields:
+                if each not in earlier.union(computed):
+                    self._source.fail(place, f"reads `{each}`, which is not a field")
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -148,11 +157,20 @@ class FileTable:
         """Take a flag."""
         return self._take(name, bool, "true or false", default)
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Take a list of texts, which may be missing."""
+    def texts(self, name: str, count: int | None = None) -> tuple[str, ...]:
+        """Take a list of texts, which may be missing if their `count` is not given."""
         found: list[Any] = self._take(name, list, "a list of texts", [])
         if not all(isinstance(each, str) for each in found):
             self.fail("must be a list of texts", name)
+        if count not in {None, len(found)}:
+            self.fail(f"must be a list of {count} texts", name)
+        return tuple(found)
+
+    def reals(self, name: str, count: int) -> tuple[float, ...]:
+        """Take a list of some numbers that are not whole ones."""
+        found = self.items(name)
+        if len(found) != count or not all(isinstance(each, float) for each in found):
+            self.fail(f"must be a list of {count} numbers with a point", name)
         return tuple(found)
 
     def value(self, name: str) -> Any:
@@ -164,6 +182,10 @@ class FileTable:
         """Take a table, which may be missing."""
         found: dict[str, Any] = self._take(name, dict, "a table", {})
         return FileTable(self._source, (*self._place, name), found)
+
+    def tables(self) -> dict[str, FileTable]:
+        """Take all entries, which must be tables."""
+        return {name: self.table(name) for name in self.names()}
 
     def items(self, name: str) -> list[Any]:
         """Take a list of anything."""
@@ -205,3 +227,8 @@ class FileTable:
 def read_map(table: FileTable) -> dict[str, Any]:
     """Return the values of a table."""
     return {name: table.value(name) for name in table.names()}
+
+
+def read_texts(table: FileTable) -> dict[str, str]:
+    """Return the values of a table, which must be texts."""
+    return {name: table.text(name) for name in table.names()}

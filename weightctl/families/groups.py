@@ -33,6 +33,7 @@ EXPERT_LINES = _refer({"routed": "experts:ROUTED_LINES", "shared": "experts:SHAR
 # Keys: `keys_from` in a file. A group is a key, several, or a function that returns them for the
 # words after its name.
 #
+# - `activation NAME WORD ...`: that of an image encoder, with the words for it in config.json.
 # - `factors NAME ...`: some of the factors of `decoder_keys.MULTIPLIERS`.
 # - `no_windows FAMILY`: models with sliding windows are refused.
 # - `rope_sections TIME HEIGHT WIDTH [interleaved]`: the numbers of pairs.
@@ -42,6 +43,7 @@ EXPERT_LINES = _refer({"routed": "experts:ROUTED_LINES", "shared": "experts:SHAR
 # - `window_pattern PERIOD`: only GGUF's key for the layers with a window, which is always written.
 #   The key in config.json is a row of `last_keys`.
 KEY_GROUPS = _refer({
+    "activation": "towers.rules:activation_keys",
     "attention_bias": "decoder_keys:ATTENTION_BIAS",
     "attention_biases": "decoder_keys:ATTENTION_BIASES",
     "attention_temperature": "rope_keys:TEMPERATURE_KEYS",
@@ -107,30 +109,38 @@ KEY_GROUPS = _refer({
 # The kinds of values of keys.
 KINDS = _refer({
     "activation": "kinds:ACTIVATION",
+    "by_channel": "towers.kinds:BY_CHANNEL",
     "epsilon": "kinds:EPSILON",
     "factor": "kinds:FACTOR",
     "flag": "kinds:FLAG",
+    "flags": "towers.kinds:FLAGS",
     "heads": "kinds:HEADS",
+    "increasing_layers": "towers.kinds:INCREASING_LAYERS",
     "layer_flags": "windowed_layers:FLAGS",
     "layer_numbers": "layers:NUMBERS",
     "layer_ones": "layers:ONES",
     "layer_words": "windowed_layers:WORDS",
     "layers": "kinds:LAYERS",
+    "one_over": "towers.kinds:ONE_OVER",
     "size": "kinds:SIZE",
 })  # fmt: skip
 
 # How the values of a tensor differ between the naming conventions: a `Change`, or a function that
 # returns it for the words after its name.
 #
+# - `leading_axes COUNT`: of 1, in both conventions.
 # - `rope_rows FIELD`: `heads` or `kv_heads`.
 # - `scaled_queries LAYERS [norm]`: the number of layers of the model that llama.cpp scales by
 #   another rule.
 # - `squeeze AXIS`, `squeeze_all AXIS`: in GGUF only, and in our modules, too.
 # - `turn_heads [FIELD]`: the number of heads, `heads` by default.
 STEPS = _refer({
+    "as_column": "steps:AS_COLUMN",
     "by_head": "steps:BY_HEAD",
+    "leading_axes": "steps:leading_axes",
     "leading_rows": "steps:PADDING_ROWS",
     "minus_exp": "steps:MINUS_EXP",
+    "patch_rows": "steps:PATCH_ROWS",
     "plus_one": "steps:PLUS_ONE",
     "rope_rows": "steps:rope_rows",
     "scaled_queries": "rules:scale_queries",
@@ -309,4 +319,47 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "not_run": _refer({}),
     "copied": _refer({}),
+})  # fmt: skip
+
+# The same of towers.
+TOWER_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
+    "standard": _refer({
+        "gemma4": "towers.rules:standard_gemma4",
+        "one_side": "towers.rules:with_one_side",
+        "rope": "towers.rules:with_rope",
+        "usual_sizes": "towers.rules:with_usual_sizes",
+        "whisper_sizes": "towers.rules:with_whisper_sizes",
+    }),
+    "completed": _refer({"qwen2_5vl": "towers.rules:complete_qwen2_5vl"}),
+    "checked": _refer({
+        "gemma3": "towers.rules:check_gemma3",
+        "gemma4": "towers.rules:check_gemma4",
+        "internvl": "towers.rules:check_internvl",
+        "llama4": "towers.rules:check_llama4",
+        "merged": "towers.rules:find_merged",
+        "output": "towers.rules:check_output",
+        "patches": "towers.rules:check_patches",
+        "qwen2_5vl": "towers.rules:check_qwen2_5vl",
+        "qwen2vl": "towers.rules:check_qwen2vl",
+        "qwen3vl": "towers.rules:check_qwen3vl",
+        "voxtral": "towers.rules:check_voxtral",
+    }),
+    "default": _refer({
+        "deepstack flags": "towers.rules:flag_deepstack",
+        "deepstack layers": "towers.rules:list_deepstack",
+        "full layers": "towers.rules:list_full_layers",
+        "full period": "towers.rules:find_full_period",
+        "gemma3 merge": "towers.rules:state_gemma3_merge",
+        "gemma3 tokens": "towers.rules:count_gemma3_tokens",
+        "internvl merge": "towers.rules:find_internvl_merge",
+        "internvl norm": "towers.rules:find_internvl_norm",
+        "internvl ratio": "towers.rules:find_internvl_ratio",
+        "internvl tokens": "towers.rules:count_internvl_tokens",
+        "side of positions": "towers.rules:find_image_size",
+    }),
+    "differs": _refer({
+        "pixtral": "towers.rules:find_difference_of_pixtral",
+        "qwen2_5vl": "towers.rules:find_difference_of_qwen2_5vl",
+    }),
+    "added_tensors": _refer({"limits": "towers.rules:with_limits"}),
 })  # fmt: skip

@@ -83,8 +83,13 @@ def _read_line(path: Path) -> FamilyLine:
     text = path.read_text("utf-8")
     stated = _ARCHITECTURE.search(text, 0, text.index("\n["))
     multimodal = _MULTIMODAL.search(text)
-    types = _TYPE.findall(text) + (_ENTRY.findall(multimodal[1]) if multimodal else [])
-    return FamilyLine(path.name, stated[1] if stated else path.stem, tuple(types))
+    types = (*list_types(text), *(_ENTRY.findall(multimodal[1]) if multimodal else ()))
+    return FamilyLine(path.name, stated[1] if stated else path.stem, types)
+
+
+def list_types(text: str) -> tuple[str, ...]:
+    """Return the names of the types that a file describes."""
+    return tuple(_TYPE.findall(text))
 
 
 # The families in the order of their names. Nothing depends on the order: if families share an

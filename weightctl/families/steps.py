@@ -393,6 +393,11 @@ def extra_axes(
     return replace(values, runs_as="module", axes={"gguf": gguf, "hugging_face": hugging_face})
 
 
+def leading_axes(count: int) -> Change:
+    """A tensor that both conventions store with some dimensions of 1 before the others."""
+    return extra_axes((0,) * count, (0,) * count)
+
+
 def group_rows(groups: str) -> Change:
     """A vector that GGUF stores as a matrix with a row for each group of elements.
 

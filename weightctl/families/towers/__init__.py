@@ -6,49 +6,48 @@ same checkpoint as those of the text model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.system.registry import load
+from weightctl.families.index import TABLES, list_types
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from weightctl.families.towers.tower import Tower
 
-__all__ = ["TOWERS", "TowerLine", "find_tower"]
+__all__ = ["TOWERS", "TOWER_TABLES", "TowerLine", "find_tower"]
+
+# The folder with the files of towers.
+TOWER_TABLES = TABLES / "towers"
 
 
 class TowerLine(NamedTuple):
-    """An entry of the table of towers, by which only the tower that is needed is imported.
+    """An entry of the index of towers, by which only the file that is needed is read.
 
-    - `module`: the Python module whose `TOWER` is the `Tower`.
+    - `source`: the file that describes the tower.
     - `model_types`: the values of `model_type` in the config.json of whole multimodal models.
     """
 
-    module: str
+    source: Path
     model_types: tuple[str, ...]
 
     def load(self) -> Tower:
-        """Import the tower."""
-        return cast("Tower", load(f"{self.module}:TOWER"))
+        """Read the tower."""
+        return _read_table(self.source)
 
 
-# By the value of `clip.projector_type` in GGUF. To add a tower, add a line here and a module:
-# `families/towers/gemma3.py` lists the names of its tensors and the keys of its config.
+@cache
+def _read_table(path: Path) -> Tower:
+    from weightctl.families.towers.tower_files import read_tower
+
+    return read_tower(path)
+
+
+# By the value of `clip.projector_type` in GGUF, which is the name of the file.
 TOWERS: dict[str, TowerLine] = {
-    "gemma3": TowerLine("weightctl.families.towers.gemma3", ("gemma3",)),
-    "pixtral": TowerLine("weightctl.families.towers.pixtral", ("mistral3", "llava")),
-    "idefics3": TowerLine("weightctl.families.towers.idefics3", ("idefics3", "smolvlm")),
-    "llama4": TowerLine("weightctl.families.towers.llama4", ("llama4",)),
-    "gemma4v": TowerLine("weightctl.families.towers.gemma4v", ("gemma4",)),
-    "internvl": TowerLine("weightctl.families.towers.internvl", ("internvl",)),
-    "qwen2a": TowerLine("weightctl.families.towers.qwen2a", ("qwen2_audio",)),
-    "voxtral": TowerLine("weightctl.families.towers.voxtral", ("voxtral",)),
-    "musicflamingo": TowerLine("weightctl.families.towers.musicflamingo", ("audioflamingo3",)),
-    "qwen2vl_merger": TowerLine("weightctl.families.towers.qwen2vl", ("qwen2_vl",)),
-    "qwen2.5vl_merger": TowerLine("weightctl.families.towers.qwen2_5vl", ("qwen2_5_vl",)),
-    "qwen3vl_merger": TowerLine(
-        "weightctl.families.towers.qwen3vl",
-        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
-    ),
+    path.stem: TowerLine(path, list_types(path.read_text("utf-8")))
+    for path in sorted(TOWER_TABLES.glob("*.toml"))
 }
 
 

@@ -79,7 +79,7 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
         document=document,
         **found._asdict(),
     )
-    if differs := tower.differs(read.fields):
+    if differs := tower.family.find_difference(read.fields):
         notes = (*notes, describe_difference(differs))
     return RecognizedTower(tower, model, notes)
 
