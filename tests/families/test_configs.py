@@ -995,7 +995,7 @@ def test_the_large_encoder_of_internvl_has_norms_of_queries_and_no_biases_of_nor
 @each(
     "changes, text",
     [
-        ({"downsample_ratio": 0.3}, "is not 1 divided by an integer"),
+        ({"downsample_ratio": 0.3}, "must be 1 / an integer"),
         ({"downsample_ratio": 0.2, "image_seq_length": 40}, "cannot be merged by squares of 5 x 5"),
         ({"image_seq_length": 100}, "an image has 256 tokens"),
         ({"vision_config": {"norm_type": "rms_norm"}}, "layer norms otherwise"),

@@ -158,7 +158,9 @@ class LayerChoice(NamedTuple):
 
 
 class LayerIndices(NamedTuple):
-    """A list of the numbers of layers."""
+    """A list of the numbers of layers, which may have to be in order."""
+
+    is_increasing: bool = False
 
     def read(self, content: object) -> tuple[int, ...]:
         """Return the numbers in order."""
@@ -166,7 +168,10 @@ class LayerIndices(NamedTuple):
             raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
         if not all(type(each) is int and 0 <= each < LAYERS.most for each in content):
             raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
-        return tuple(sorted(content))
+        found = tuple(sorted(content))
+        if self.is_increasing and (found != tuple(content) or len(set(found)) != len(found)):
+            raise ValueError(f"is {show_value(content)}; the numbers must increase")
+        return found
 
     @property
     def gguf_type(self) -> str:
@@ -201,6 +206,7 @@ class FlagMeaning(NamedTuple):
 
 ONES = LayerOnes()
 NUMBERS = LayerIndices()
+INCREASING = LayerIndices(is_increasing=True)
 
 
 def no_windows(family: str) -> Key:

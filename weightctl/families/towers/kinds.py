@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from weightctl.families.configs import shortest
-from weightctl.families.kinds import FLAG, LAYERS, Real, Reals, WholeNumber, show_value
+from weightctl.families.kinds import FLAG, Real, Reals, show_value
 from weightctl.families.layers import Layered
-from weightctl.text.untyped import is_sequence
 
 CHANNELS = 3
 _MOST = 64
@@ -54,29 +52,6 @@ class _OneOver(NamedTuple):
         return 1 / value
 
 
-class _LayerNumbers(NamedTuple):
-    """A list of layer numbers, in order."""
-
-    def read(self, content: object) -> tuple[int, ...]:
-        """Return the numbers."""
-        if not is_sequence(content) or len(content) > LAYERS.most:
-            raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
-        found = tuple(WholeNumber(0, LAYERS.most).read(each) for each in content)
-        if any(left >= right for left, right in pairwise(found)):
-            raise ValueError(f"is {show_value(content)}; the numbers must increase")
-        return found
-
-    @property
-    def gguf_type(self) -> str:
-        """The type of an array of integers."""
-        return "array[i32]"
-
-    def write(self, value: tuple[int, ...]) -> list[int]:
-        """Return the numbers as a list."""
-        return list(value)
-
-
 BY_CHANNEL = _Shortest(Reals(Real(-1e6, 1e6), CHANNELS))
 FLAGS = Layered(FLAG)
-INCREASING_LAYERS = _LayerNumbers()
 ONE_OVER = _OneOver()

@@ -248,28 +248,13 @@ def find_internvl_norm(fields: Fields) -> str:
     return "rms" if (fields["hidden"], fields["layers"]) == _WITH_RMS else "layer"
 
 
-def find_internvl_merge(fields: Fields) -> int:
-    """Return how many patches along each side become one token."""
-    return int(1 / fields["ratio"]) if "ratio" in fields else 2
-
-
-def find_internvl_ratio(fields: Fields) -> float:
-    """Return the share of the tokens along each side that remains."""
-    return float(1 / fields["merge"])
-
-
 def count_internvl_tokens(fields: Fields) -> int:
     """Return the number of tokens of an image."""
-    merge = fields["merge"] if "merge" in fields else find_internvl_merge(fields)
-    return int(count_patches(fields) // merge**2)
+    return int(count_patches(fields) // fields["merge"] ** 2)
 
 
 def check_internvl(fields: Fields) -> Fields:
     """Return the fields with positions; raises `ValueError` if they contradict each other."""
-    merge = fields["merge"] if "merge" in fields else find_internvl_merge(fields)
-    ratio = fields.get("ratio", 1 / merge)
-    if ratio != 1 / merge:
-        raise ValueError(f"`downsample_ratio` is {ratio:g}, which is not 1 divided by an integer")
     if fields["norm"] != find_internvl_norm(fields):
         hidden, layers = _WITH_RMS
         raise ValueError(
@@ -281,19 +266,18 @@ def check_internvl(fields: Fields) -> Fields:
             "`vision_config.use_qk_norm`: llama.cpp norms queries and keys like the layers, but "
             "transformers computes RMS norms"
         )
-    patches = count_patches(fields)
+    merge, patches = fields["merge"], count_patches(fields)
     side = fields["image_size"] // fields["patch_size"]
     if side % merge:
         raise ValueError(
             f"{side} x {side} patches cannot be merged by squares of {merge} x {merge}"
         )
-    tokens = patches // merge**2
+    tokens = count_internvl_tokens(fields)
     if fields["image_tokens"] != tokens:
         raise ValueError(
             f"`image_seq_length` is {fields['image_tokens']}, but an image has {tokens} tokens"
         )
-    has_bias = fields["norm"] == "layer"
-    return {**fields, "positions": patches + 1, "merge": merge, "has_norm_bias": has_bias}
+    return {**fields, "positions": patches + 1, "has_norm_bias": fields["norm"] == "layer"}
 
 
 # Llama 4
@@ -320,14 +304,6 @@ def find_difference_of_pixtral(fields: Fields) -> str:
     if not fields["has_merger"] or epsilon == _EPSILON:
         return ""
     return f"it norms the merged patches with the epsilon {_EPSILON:g} instead of {epsilon:g}"
-
-
-# Qwen2-VL
-
-
-def check_qwen2vl(fields: Fields) -> Fields:
-    """Return the fields with the width of the MLP."""
-    return {**fields, "intermediate": fields["hidden"] * fields["ratio"]}
 
 
 # Qwen2.5-VL

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import with_keys
-from weightctl.families.family import Family, Name
+from weightctl.families.family import Family, Name, WeightAxes
 from weightctl.families.file_rows import (
     check_fields,
     load_group,
@@ -60,7 +60,8 @@ def read_tower(path: str | Path) -> Tower:
     known = usual.table("bases").tables()
     bases = [top.find(each, known, "a base", "bases") for each in top.texts("bases")]
     sizes = [field for base in bases for field in base.texts("sizes")]
-    lines, usual_keys = dict(_read_usual_lines(usual.table("tensors"))), usual.table("keys")
+    lines = {_role(line): line for line in _read_lines(usual, {})}
+    usual_keys = usual.table("keys")
     given: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     names: tuple[Name, ...] = ()
@@ -112,19 +113,6 @@ def _whole(name: str, encoder: str) -> str:
 # Tensors
 
 
-def _read_usual_lines(rows: FileTable) -> Iterable[tuple[str, Name]]:
-    """Yield the usual lines, by role."""
-    for role in rows.names():
-        row = rows.table(role)
-        yield role, _make_line(role, dict(read_line(row, "")))
-        row.end()
-
-
-def _make_line(role: str, given: Mapping[str, Any]) -> Name:
-    fields: dict[str, Any] = {"hugging_face": None, **given}
-    return Name(module=_LAYER + role if "{}" in fields["gguf"] else role, **fields)
-
-
 def _read_lines(part: FileTable, usual: Mapping[str, Name]) -> Iterable[Name]:
     """Yield the lines of a part. Names in layers follow what the part states of them."""
     layers, rows = part.table("layers"), part.table("tensors")
@@ -140,7 +128,8 @@ def _read_lines(part: FileTable, usual: Mapping[str, Name]) -> Iterable[Name]:
             row.end()
         if role not in usual and not (given.get("gguf") and "axes" in given):
             rows.fail("has no `gguf` and `outputs`, and it is not a usual role", role)
-        line = replace(usual[role], **given) if role in usual else _make_line(role, given)
+        line = usual.get(role) or _make_line(role, given["gguf"])
+        line = replace(line, **given)
         if line.is_of_layers:
             name = line.hugging_face
             line = replace(
@@ -152,9 +141,18 @@ def _read_lines(part: FileTable, usual: Mapping[str, Name]) -> Iterable[Name]:
         yield line
 
 
+def _make_line(role: str, gguf: str) -> Name:
+    module = _LAYER + role if "{}" in gguf else role
+    return Name(module=module, gguf=gguf, hugging_face=None, axes=WeightAxes(()))
+
+
+def _role(line: Name) -> str:
+    return line.module.removeprefix(_LAYER)
+
+
 def _read_fusions(part: FileTable, names: tuple[Name, ...]) -> Iterable[Fusion]:
     """Yield tensors with several parts, whose roles are those of lines."""
-    modules = {line.module.removeprefix(_LAYER): line.module for line in names}
+    modules = {_role(line): line.module for line in names}
     for each in part.items("fusions"):
         yield read_fusion(part.within(each, "fusions"), modules)
 
