@@ -109,11 +109,11 @@ KEY_GROUPS = _refer({
 # The kinds of values of keys.
 KINDS = _refer({
     "activation": "kinds:ACTIVATION",
-    "by_channel": "towers.kinds:BY_CHANNEL",
+    "by_channel": "towers.rules:BY_CHANNEL",
     "epsilon": "kinds:EPSILON",
     "factor": "kinds:FACTOR",
     "flag": "kinds:FLAG",
-    "flags": "towers.kinds:FLAGS",
+    "flags": "towers.rules:FLAGS",
     "heads": "kinds:HEADS",
     "increasing_layers": "layers:INCREASING",
     "layer_flags": "windowed_layers:FLAGS",
@@ -121,7 +121,7 @@ KINDS = _refer({
     "layer_ones": "layers:ONES",
     "layer_words": "windowed_layers:WORDS",
     "layers": "kinds:LAYERS",
-    "one_over": "towers.kinds:ONE_OVER",
+    "one_over": "towers.rules:ONE_OVER",
     "size": "kinds:SIZE",
 })  # fmt: skip
 

@@ -29,7 +29,7 @@ from weightctl.families.groups import KEY_GROUPS, TOWER_RULES
 from weightctl.families.keys import Key
 from weightctl.families.kinds import Exactly
 from weightctl.families.model import CLIP
-from weightctl.families.towers.kinds import CHANNELS
+from weightctl.families.towers.rules import CHANNELS
 from weightctl.families.towers.tower import BreakToken, Tower
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_object
