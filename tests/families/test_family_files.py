@@ -14,13 +14,15 @@ import pytest
 from commands import run_command
 from each import each
 from lazy import load_file, save_file
+from multimodal import make_multimodal
 from weightctl import families, open_weights, recognize
 from weightctl.errors import FormatError
 from weightctl.families import FAMILIES, add_family, added
 from weightctl.families.added import with_families
 from weightctl.families.family_files import read_family
-from weightctl.families.towers import TOWER_TABLES
+from weightctl.families.towers import TOWER_TABLES, TOWERS
 from weightctl.families.towers.tower_files import USUAL, read_tower
+from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from weightctl.families.family import Family
@@ -318,6 +320,74 @@ def test_a_model_of_it_comes_back_from_gguf(place: Path, tmp_path: Path) -> None
     assert run_command("diff", model, back, "--values").returncode == 0
     assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
     assert run_command("ls", *own, "--families").stdout.count("toy") > 1
+
+
+# A multimodal model whose text model and tower are files of the user's.
+OWN_TEXT = """\
+base = "gemma3"
+standard = ["text", "gemma3"]
+checked = ["gemma3"]
+beside = ['vision_tower\\..+', 'toy_projector\\..+']
+[types.toy_text]
+class = "ToyForCausalLM"
+like = "gemma3_text"
+[types.toy]
+class = "ToyForConditionalGeneration"
+like = "gemma3_text"
+"""
+OWN_TOWER = (
+    (TOWER_TABLES / "gemma3.toml")
+    .read_text()
+    .replace('["gemma3"]', '["toy"]', 1)
+    .replace("[types.gemma3]", "[types.toy]")
+    .replace("multi_modal_projector.", "toy_projector.")
+)
+
+
+def test_a_tower_of_the_user_is_converted_in_both_directions(tmp_path: Path) -> None:
+    model, back = tmp_path / "model", tmp_path / "back"
+    text, tower, again = (tmp_path / f"{name}.gguf" for name in ("text", "mmproj", "again"))
+    make_multimodal("gemma3", model)
+    before = {
+        name.replace("multi_modal_projector.", "toy_projector."): tensor
+        for name, tensor in load_file(model / "model.safetensors").items()
+    }
+    save_file(before, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "toy", "architectures": ["ToyForConditionalGeneration"]}
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "toy.toml").write_text(OWN_TEXT)
+    (tmp_path / "toyv.toml").write_text(OWN_TOWER)
+    own = ("--family", tmp_path / "toy.toml", "--family", tmp_path / "toyv.toml")
+    assert run_command("convert", model, text, "--mmproj", tower, *own[:2]).returncode == 2
+    for arguments in (
+        (model, text, "--mmproj", tower),
+        (model, tmp_path / "text2.gguf", "--mmproj", again, "--on", "processes:2"),
+        (text, back, "--mmproj", tower),
+    ):
+        done = run_command("convert", *arguments, *own)
+        assert done.returncode == 0, done.stderr
+    assert tower.read_bytes() == again.read_bytes()
+    assert header_of(open_weights(tower)).metadata["clip.projector_type"].content == "toyv"
+    assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
+    after = load_file(back / "model.safetensors")
+    assert after["toy_projector.mm_soft_emb_norm.weight"].equal(
+        before["toy_projector.mm_soft_emb_norm.weight"]
+    )
+    assert len(after) == len(before)
+    assert "toyv" not in TOWERS
+
+
+def test_a_tower_that_cannot_be_added_is_refused(tmp_path: Path) -> None:
+    for name, text, match in (
+        ("gemma3", OWN_TOWER, "the name `gemma3` belongs to the tower gemma3"),
+        ("toyv", OWN_TOWER.replace("[types.toy]", "[types.llava]"), "`llava` belongs to the tower"),
+    ):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        with pytest.raises(FormatError, match=match):
+            add_family(path)
+    assert "toyv" not in TOWERS
 
 
 @each(

@@ -1,61 +1,87 @@
-"""Families that users and installed packages add, by files such as those in `families/tables/`."""
+"""Families and towers that users and installed packages add, by files such as weightctl's own."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.families import FAMILIES, FamilyLine
 from weightctl.families.family_files import read_family
+from weightctl.families.file_tables import open_table
+from weightctl.families.towers import TOWERS, TowerLine
+from weightctl.families.towers.tower_files import read_tower
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Mapping
 
 ENTRY_POINTS = "weightctl.families"
+# An entry that files of towers have, and files of families do not.
+_TOWER_ENTRY = "texts"
 
 
 def add_family(path: str | Path) -> str:
-    """Add the family that a file describes to those of this process, and return its name.
+    """Add the family or the tower that a file describes to this process, and return its name.
 
     The name is that of the file. A file that is added again is read again. Raises `FormatError` if
-    the file is invalid, or if weightctl has a family of the name or of a `model_type`.
+    the file is invalid, or if weightctl has a family or a tower of the name or of a `model_type`.
     """
-    place = str(Path(path).resolve())
+    place = Path(path).resolve()
+    if _TOWER_ENTRY in open_table(path):
+        tower = read_tower(path)
+        types = tuple(tower.family.model_types)
+        _refuse_known(path, place.stem, types, TOWERS, "tower")
+        TOWERS[place.stem] = TowerLine(place, types, tower)
+        return place.stem
     family = read_family(path, lambda base: FAMILIES[base].load())
-    for name, line in FAMILIES.items():
-        if line.source == place:
-            continue
-        shared = [each for each in line.model_types if each in family.model_types]
-        if name == family.name or shared:
+    types = tuple(family.model_types)
+    _refuse_known(path, family.name, types, FAMILIES, "family")
+    FAMILIES[family.name] = FamilyLine(str(place), family.gguf_name, types, family)
+    return family.name
+
+
+def _refuse_known(
+    path: str | Path,
+    own: str,
+    types: Iterable[str],
+    known: Mapping[str, FamilyLine | TowerLine],
+    called: str,
+) -> None:
+    """Raise `FormatError` if something of another file has the name or one of the types."""
+    for name, line in known.items():
+        shared = [each for each in line.model_types if each in types]
+        if Path(line.source) != Path(path).resolve() and (name == own or shared):
             what = f"the model_type `{shared[0]}`" if shared else f"the name `{name}`"
             raise FormatError(
                 str(path),
                 None,
-                f"{what} belongs to the family {name}, which weightctl has already",
+                f"{what} belongs to the {called} {name}, which weightctl has already",
                 hint="use another name, or leave out --family",
             )
-    FAMILIES[family.name] = FamilyLine(place, family.gguf_name, tuple(family.model_types), family)
-    return family.name
 
 
 @contextmanager
 def with_families(paths: Iterable[str]) -> Generator[None, None, None]:
-    """Have the families of some files while a context lasts."""
-    before, added = dict(FAMILIES), list[str]()
+    """Have the families and towers of some files while a context lasts."""
+    families, towers, added = dict(FAMILIES), dict(TOWERS), list[str]()
     try:
         for path in paths:
             added.append(add_family(path))
         yield
     finally:
-        # Families of installed packages, which are added once, stay.
-        for name in added:
-            if name in before:
-                FAMILIES[name] = before[name]
-            else:
-                del FAMILIES[name]
+        _restore(FAMILIES, families, added)
+        _restore(TOWERS, towers, added)
+
+
+def _restore(table: dict[str, Any], before: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Restore the lines of names; families of installed packages, which are added once, stay."""
+    for name in names:
+        if name in before:
+            table[name] = before[name]
+        else:
+            table.pop(name, None)
 
 
 @cache

@@ -27,14 +27,16 @@ class TowerLine(NamedTuple):
 
     - `source`: the file that describes the tower.
     - `model_types`: the values of `model_type` in the config.json of whole multimodal models.
+    - `tower`: the tower itself, if its file was added (`families/added.py`).
     """
 
     source: Path
     model_types: tuple[str, ...]
+    tower: Tower | None = None
 
     def load(self) -> Tower:
         """Read the tower."""
-        return _read_table(self.source)
+        return _read_table(self.source) if self.tower is None else self.tower
 
 
 @cache

@@ -114,9 +114,12 @@ class PlanRequest(NamedTuple):
                 path: str = os.fspath(value)
                 if name in _ALWAYS_PATHS or os.path.isfile(without_file_scheme(path)):
                     arguments[name] = absolute(path)
-        from weightctl.families import FAMILIES  # runs that are not distributed do not need them
+        # Runs that are not distributed do not need them.
+        from weightctl.families import FAMILIES
+        from weightctl.families.towers import TOWERS
 
         added = [line.source for line in FAMILIES.values() if line.family is not None]
+        added += [str(line.source) for line in TOWERS.values() if line.tower is not None]
         return cls(function, arguments, added)
 
     def make_work(self, *, threads: int, memory: int) -> PlannedWork:
