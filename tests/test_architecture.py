@@ -273,6 +273,26 @@ def test_a_command_loads_what_its_arguments_need(
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_loads_few_modules(tiny_llama: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys, weightctl.cli\n"
+        "try: weightctl.cli.app(sys.argv[1:], prog_name='weightctl')\n"
+        "except SystemExit as done: assert not done.code\n"
+        "print(sum(name.startswith('weightctl') for name in sys.modules), file=sys.stderr)"
+    )
+    model, gguf = str(tiny_llama), str(tmp_path / "out.gguf")
+    most = {
+        ("convert", model, gguf): 213,
+        ("convert", model, str(tmp_path / "cast"), "--dtype", "f16"): 188,
+        ("ls", gguf): 92,
+    }
+    for command, limit in most.items():
+        arguments = [sys.executable, "-c", program, *command]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert int(done.stderr.split()[-1]) <= limit, command[0]
+
+
 LIGHT = (
     "weightctl", "weightctl.graph.graph", "weightctl.graph.ops", "weightctl.nn.attention",
     "weightctl.nn.module", "weightctl.engine.session", "weightctl.families.checkpoint",

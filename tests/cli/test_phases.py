@@ -142,7 +142,7 @@ def test_a_verification_names_its_phases() -> None:
 RUN = """
 import time
 from weightctl.cli.progress import progress_bar
-from weightctl.write.executors.counts import WORKERS, WorkerCounts
+from weightctl.write.executors import WORKERS, WorkerCounts
 
 with progress_bar(1_590_000_000_000, quiet=False, has_workers=True) as advance:
     for done in (100, 555):

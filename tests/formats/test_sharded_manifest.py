@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sharded_files import Drawn, document_of, drawn_sets, manifest_of, refusal, two_ranks
 from weightctl import open_weights
-from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import RankFile, SourceFingerprint
 
 if TYPE_CHECKING:

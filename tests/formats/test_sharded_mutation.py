@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sharded_files import document_of, two_ranks, write_document
 from weightctl import open_weights
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.opening import MANIFEST
 
 Document = dict[str, Any]
 

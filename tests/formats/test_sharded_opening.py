@@ -19,7 +19,7 @@ from sharded_files import (
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.weights.info import TensorInfo
 
 

@@ -20,8 +20,8 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.huggingface import companions
-from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import (
     Manifest,
     RankFile,

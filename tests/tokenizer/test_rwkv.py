@@ -17,7 +17,7 @@ from weightctl import convert
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import Tokenizer, from_directory, from_metadata, to_documents
 from weightctl.translate.tokenizer.encoding import encoder_of
-from weightctl.translate.tokenizer.rwkv import VOCABULARY
+from weightctl.translate.tokenizer.files import RWKV_VOCABULARY as VOCABULARY
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from sharded_files import (
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, OutputError
-from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import Shard
 from weightctl.plan.arrangement import split
 from weightctl.plan.plan import Plan

@@ -29,8 +29,8 @@ from sharded_files import (
 )
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import read_manifest
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.split import Grid, replicate
 from weightctl.system.temporary import JOURNAL

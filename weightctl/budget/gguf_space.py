@@ -11,7 +11,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.names import layer
 from weightctl.plan.cast import fit_encoding
-from weightctl.plan.recipes import OTHERWISE
+from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from weightctl.storage.traffic import TRAFFIC
 from weightctl.system.phases import listening
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
-from weightctl.write.executors.counts import WORKERS
+from weightctl.write.executors import WORKERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task
     from rich.table import Column
 
-    from weightctl.write.executors.counts import WorkerCounts
+    from weightctl.write.executors import WorkerCounts
 
 # Commands that take fewer seconds than this do not show a phase.
 _DELAY = 0.5

@@ -16,10 +16,9 @@ from weightctl.cli.costs import (
     list_workers,
 )
 from weightctl.cli.losses import list_losses
-from weightctl.cli.outline import format_tensor_count
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
-from weightctl.plan.recipes import OTHERWISE
+from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
@@ -66,6 +65,8 @@ def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     if item is None:
         if line.name is not None:
             return label, Cell(""), Cell("tied", "cyan")
+        from weightctl.cli.outline import format_tensor_count
+
         count = format_tensor_count(line.tensors, line.times)
         return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
     stays = item.stored.encoding == item.info.encoding and not item.weight

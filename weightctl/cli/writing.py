@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.budgets import list_found, write_recipe
 from weightctl.cli.losses import nonfinite_notes, overflow_notes
-from weightctl.cli.outline import outline
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import (
@@ -107,6 +106,8 @@ def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan
     if is_plan:
         entries = {item.info.name: item for item in plan.items}
         tree = build_tree([*entries, *plan.tied])
+        from weightctl.cli.outline import outline
+
         show_table(plan_row(line) for line in outline(tree, entries, plan_kind))
         show_lines([[], *lines])
     elif where.path != STDOUT:

@@ -14,7 +14,6 @@ from weightctl.codecs.compiled import CompiledCodec, transcode_in_one_pass
 from weightctl.codecs.definitions import can_decode, can_encode, definition
 from weightctl.codecs.exact import holds_all, is_exact
 from weightctl.codecs.loss import Loss
-from weightctl.codecs.transcoding import decode_rows, transcode_arrays
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import kernel, transcoder
 
@@ -83,10 +82,14 @@ def transcode(
         if found is None and target.dtype is None:
             found = transcoder("F32", target.name, weighted=weighted)
             if found is not None:
+                from weightctl.codecs.transcoding import decode_rows
+
                 raw, source = decode_rows(raw, source, codec).view(np.uint8), ENCODINGS["F32"]
         if found is not None:
             done = transcode_in_one_pass(found, raw, source, target, importance, out=out, **options)
             return Transcoded(*done)
+    from weightctl.codecs.transcoding import transcode_arrays
+
     made, loss = transcode_arrays(raw, source, target, importance, codec, **options)
     return Transcoded(_fill(out, made), loss)
 

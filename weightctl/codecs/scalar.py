@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from weightctl.codecs.narrow import widen
 from weightctl.dtype import DType
 from weightctl.errors import EncodingError
 
@@ -76,6 +75,8 @@ def convert(numbers: Numbers, dtype: DType) -> Numbers:
         return numbers
     _require_convertible(numbers, dtype)
     if numbers.itemsize <= 2 and numbers.dtype.kind in "fV" and dtype is not DType.float64:
+        from weightctl.codecs.narrow import widen
+
         numbers = widen(numbers)
         if dtype is DType.float32:
             return numbers

@@ -14,7 +14,6 @@ from weightctl.families.steps import INT32
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
-from weightctl.weights.steps.integers import INTEGERS
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
@@ -149,7 +148,11 @@ def fold_problems(problems: list[str]) -> list[str]:
 
 def has_fitting_numbers(names: TensorNames, info: TensorInfo) -> bool:
     """Whether a tensor has integers if it is a table of them, and real numbers if it is not."""
-    return info.encoding.name in INTEGERS if names.change is INT32 else info.encoding.is_real
+    if names.change is not INT32:
+        return info.encoding.is_real
+    from weightctl.weights.steps.integers import INTEGERS
+
+    return info.encoding.name in INTEGERS
 
 
 def _describe_misfit(names: TensorNames, tensor: ReadableTensor, shape: tuple[int, ...]) -> str:

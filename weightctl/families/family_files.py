@@ -38,9 +38,6 @@ from weightctl.families.groups import (
     LINE_GROUPS,
     MODELS,
 )
-from weightctl.families.heads import head_lines, with_prefix, without_head
-from weightctl.families.hybrid import hybrid_keys, hybrid_lines
-from weightctl.families.layer_rope import keys_of_global_layers, local_base_key
 from weightctl.families.lines import adapt
 from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
@@ -98,7 +95,10 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
         names, keys = _read_experts(top.table("experts"), names, keys)
     hybrid = top.table("hybrid")
     conditions = hybrid.table("tensors")
-    names = hybrid_lines(names, {each: conditions.text(each) for each in conditions.names()})
+    if conditions.names():
+        from weightctl.families.hybrid import hybrid_lines
+
+        names = hybrid_lines(names, {each: conditions.text(each) for each in conditions.names()})
     if "mtp" in top:
         given["mtp"], names, keys = _read_mtp(top.table("mtp"), names, keys)
     if "fusions" in top:
@@ -117,6 +117,8 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
         top.fail("has no `types`, the model types of config.json")
     keys = with_keys(keys, *made, without=left_out)
     if "other" in hybrid:
+        from weightctl.families.hybrid import hybrid_keys
+
         keys = hybrid_keys(keys, hybrid.text("other"), *join_groups(read_groups(hybrid, "keys")))
     hybrid.end()
     first, last = (join_groups(read_groups(top, each)) for each in ("first_keys", "last_keys"))
@@ -232,11 +234,15 @@ def _read_lines(top: FileTable, base: Family | None, prefix: str) -> tuple[Name,
         names = load(top.choose("tensors_from", LINE_GROUPS, "the group of tensors"))
     layers = top.template("layers", "model.layers.{}.")
     head = top.table("head")
-    if head.names():
+    if has_head := bool(head.names()):
+        from weightctl.families.heads import without_head
+
         names = without_head(names)
     if "tensors" in top:
         names = adapt(names, dict(read_changes(top.table("tensors"), layers)))
-    if head.names():
+    if has_head:
+        from weightctl.families.heads import head_lines, with_prefix
+
         lines = head_lines(
             head.template("dense"), head.template("output"), head.template("norm", "")
         )
@@ -328,4 +334,6 @@ def _read_rope_by_layer(top: FileTable, keys: tuple[Key, ...]) -> tuple[Key, ...
         return keys
     far, near = bases.real("full"), bases.real("windowed") if "windowed" in bases else None
     bases.end()
+    from weightctl.families.layer_rope import keys_of_global_layers, local_base_key
+
     return (*keys_of_global_layers(keys, far), *([] if near is None else [local_base_key(near)]))

@@ -14,10 +14,7 @@ from weightctl.schemes.buffers import is_buffer
 from weightctl.split import Cut
 from weightctl.text.wording import pluralize
 from weightctl.weights.derived import DerivedTensor, tensor_of
-from weightctl.weights.steps.reshaped import WithoutAxis
 from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
-from weightctl.weights.steps.sliced import Sliced
-from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import header_of, info_of, source_of
 
 if TYPE_CHECKING:
@@ -217,6 +214,8 @@ def _part_of(
         # Blocks run along the inputs, so a tensor that is stored in blocks has its outputs as rows.
         is_transposed = fusion.is_transposed(tensor.kind) and whole.info.encoding.block == 1
         if is_transposed and not names.outputs_first.get(found):
+            from weightctl.weights.steps.transposed import Transposed
+
             whole = DerivedTensor(tensor.module, Transposed(), [whole])
         if fusion.axis:
             return _entry_of(tensor, whole, fusion), found
@@ -278,5 +277,8 @@ def _entry_of(tensor: TensorNames, whole: ReadableTensor, fusion: Fusion) -> Rea
             hint="check that the config belongs to this checkpoint",
         )
     place = fusion.parts.index(tensor.line.module)
+    from weightctl.weights.steps.reshaped import WithoutAxis
+    from weightctl.weights.steps.sliced import Sliced
+
     entry = DerivedTensor(tensor.module, Sliced((Cut(axis, ((place, place + 1),)),)), [whole])
     return DerivedTensor(tensor.module, WithoutAxis(axis), [entry])

@@ -15,7 +15,6 @@ from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
-from weightctl.families.nearest import describe_nearest
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
@@ -193,6 +192,8 @@ def _says(key: str, found: object, where: str) -> str:
 
 
 def _hint(weights: Checkpoint, convention: NamingConvention, document: Mapping[str, Any]) -> str:
+    from weightctl.families.nearest import describe_nearest
+
     header = header_of(weights)
     near = describe_nearest(header.tensors.values(), convention, document, header.metadata)
     known = "`weightctl ls --families` lists the supported families, and --family adds one"

@@ -21,7 +21,6 @@ from weightctl.formats.base import (
     pad,
     tied_names,
 )
-from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor, pack_string, pack_value
 from weightctl.text.untyped import is_sequence
 from weightctl.weights.info import Extent, Header, TensorInfo
@@ -101,6 +100,8 @@ def read(file: Reader) -> Header:
 
 def _start(file: Reader) -> Cursor:
     if file.size < 24:
+        from weightctl.formats.cut import rest_of
+
         raise FormatError(
             file.path, file.size, "the file ends inside the GGUF header",
             hint=rest_of(file.path),
@@ -230,6 +231,8 @@ def _place(
         expected = entry.offset + nbytes + pad(nbytes, alignment)
     end, last = furthest
     if last is not None:
+        from weightctl.formats.cut import past_end
+
         raise past_end(file.path, last.at, last.name, end, file.size)
     surplus = file.size - start - expected
     notes = (f"{surplus} bytes after the last tensor are not used",) if surplus > 0 else ()

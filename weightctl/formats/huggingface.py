@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
 from weightctl.formats import ALL_FORMATS, INDEX_SUFFIX
-from weightctl.formats.sharded.detection import MANIFEST, is_manifest
+from weightctl.formats.sharded.opening import MANIFEST, is_manifest
 from weightctl.formats.training.detection import DIRECTORY_OF_RANK
 from weightctl.storage.files import (
     exists,

@@ -26,7 +26,6 @@ from weightctl.formats.base import (
     pad,
     tied_names,
 )
-from weightctl.formats.cut import past_end, rest_of
 from weightctl.text.untyped import is_list, is_object, is_text_map
 from weightctl.weights.info import Extent, Header, TensorInfo
 from weightctl.weights.metadata import TEXT, MetadataValue, from_json, text, to_json
@@ -103,6 +102,8 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
             if length > _MAX_HEADER
             else f"at least {missing} bytes of the file are missing"
         )
+        from weightctl.formats.cut import rest_of
+
         raise FormatError(
             file.path,
             0,
@@ -242,6 +243,8 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
     if start + position > file.size:
         # Several tensors can end there; all but one of them are empty.
         info, begin, end = max(entries, key=lambda entry: (entry[2], -entry[1]))
+        from weightctl.formats.cut import past_end
+
         raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:
         raise FormatError(

@@ -11,10 +11,8 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS
 from weightctl.plan.file_types import file_type
-from weightctl.plan.image_recipes import adapt_to_images, is_image_model
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
-from weightctl.plan.recipes import choose, goes_by_role, list_unmatched
 from weightctl.plan.type_rules import parse_rules
 from weightctl.plan.types import type_or_recipe
 from weightctl.schemes import WRITTEN
@@ -93,7 +91,9 @@ def cast(
             hint='`Plan.copy(weights, "gguf")` makes one; `weightctl.convert` does all steps',
         )
     target = None if target is None else type_or_recipe(target)
-    if target is not None and plan.format == "gguf" and is_image_model(plan.metadata):
+    if target is not None and plan.format == "gguf":
+        from weightctl.plan.image_recipes import adapt_to_images
+
         target = adapt_to_images(target, plan.metadata)
     rules = parse_rules(rules)
     for rule in rules:
@@ -129,6 +129,8 @@ def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Rec
     """
     infos = _whole(plan)
     is_no_type = bool(recipe.path) or recipe.name not in ENCODINGS
+    from weightctl.plan.recipes import goes_by_role, list_unmatched
+
     names, metadata, _ = _describe_model(plan)
     called = [info._replace(name=names.get(info.name, info.name)) for info in infos]
     if is_no_type or goes_by_role(recipe, called, metadata):
@@ -162,6 +164,8 @@ def _choose_types(
     """Return what a recipe chooses for each matrix; None if `target` is not a recipe."""
     if not isinstance(target, Recipe):
         return None
+    from weightctl.plan.recipes import choose
+
     names, metadata, _ = _describe_model(plan)
     return choose(target, _whole(plan), metadata, weighted=weighted, names=names)
 

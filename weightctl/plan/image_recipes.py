@@ -40,20 +40,17 @@ _LINES: dict[str, tuple[tuple[re.Pattern[str], str], ...]] = {
 }
 
 
-def is_image_model(metadata: Mapping[str, MetadataValue]) -> bool:
-    """Whether GGUF metadata are those of a diffusion transformer."""
-    stated = metadata.get(ARCHITECTURE)
-    return stated is not None and stated.content in DIFFUSION_FAMILIES
-
-
 def adapt_to_images(
     target: Recipe | Encoding, metadata: Mapping[str, MetadataValue]
 ) -> Recipe | Encoding:
     """Return the recipe for a diffusion transformer that has the name of another recipe or a type.
 
-    Types without blocks, and recipes of files, do not change.
+    Types without blocks, recipes of files, and those for other models do not change.
     """
-    kept = DIFFUSION_FAMILIES[str(metadata[ARCHITECTURE].content)].kept
+    stated = metadata.get(ARCHITECTURE)
+    if stated is None or stated.content not in DIFFUSION_FAMILIES:
+        return target
+    kept = DIFFUSION_FAMILIES[str(stated.content)].kept
     first = RecipeLine(re.compile(kept), "", None)
     if isinstance(target, Recipe):
         if target.path:

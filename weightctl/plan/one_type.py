@@ -25,18 +25,16 @@ if TYPE_CHECKING:
 _TYPES = [name for name, each in ENCODINGS.items() if each.quantization and WHISPER_CPP in each.ids]
 
 
-def cast_for_format(
+def cast_to_one_type(
     plan: Plan,
     target: TypeLike | Recipe | os.PathLike[str] | None,
     rules: Sequence[TypeRule] | Mapping[str, TypeLike | None] = (),
     **options: bool,
 ) -> Plan:
-    """Store the tensors of a plan in other encodings, as `cast` does, and as the format needs them.
+    """Store the tensors of a file of whisper.cpp in other encodings, as `cast` does.
 
-    Raises as `cast` does, and `ConversionError` if a file of whisper.cpp would need several types.
+    Raises as `cast` does, and `ConversionError` if the file would need several types.
     """
-    if plan.format != WHISPER_CPP:
-        return cast(plan, target, rules, **options)
     chosen = None if target is None else type_or_recipe(target)
     if chosen is None and plan.translation and not rules:
         # The type that whisper.cpp's own scripts write; some of its versions stop at F32 kernels.

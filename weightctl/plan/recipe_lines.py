@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
 
+# What names the choice of `Recipe.otherwise`.
+OTHERWISE = "otherwise"
+
 
 class RecipeLine(NamedTuple):
     """A line of a recipe: the type for some tensors; None keeps their types.

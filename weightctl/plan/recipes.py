@@ -8,6 +8,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE, DescribedModel
 from weightctl.families.names import is_matrix_weight, layer, role
+from weightctl.plan.recipe_lines import OTHERWISE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from weightctl.weights.metadata import MetadataValue
 
 # The line that is reported for a tensor if no line of the recipe applies to it.
-OTHERWISE = "otherwise"
 
 
 class TensorRole(NamedTuple):

@@ -9,7 +9,6 @@ from weightctl.errors import ConversionError
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import block_types
 from weightctl.schemes import WRITTEN
-from weightctl.schemes.written import SchemeChoice
 from weightctl.system.registry import load
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterator, Sequence
 
-    from weightctl.schemes.written import WrittenScheme
+    from weightctl.schemes.written import SchemeChoice, WrittenScheme
 
 _FORM = (
     "write default = 'W4A16', then [types] with lines like 'lm_head' = 'W4A16' or "
@@ -115,6 +114,8 @@ def _choose(scheme: WrittenScheme, options: str, written: str) -> SchemeChoice:
                 f"`{written}`: {scheme.name} does not have the option `{option}`",
                 hint=_describe_options(scheme),
             )
+    from weightctl.schemes.written import SchemeChoice
+
     return SchemeChoice(scheme, made)
 
 

@@ -22,7 +22,7 @@ from weightctl.plan.scheme_decisions import (
 )
 from weightctl.plan.scheme_experts import choose_variant, exchange_experts, holds_experts
 from weightctl.plan.scheme_scaling import scale_activations
-from weightctl.plan.scheme_search import find_searches
+from weightctl.plan.scheme_search import SchemeSearch, find_searches
 from weightctl.schemes.settings import without_settings
 from weightctl.schemes.written import describe_mixture
 from weightctl.text.wording import list_first, pluralize
@@ -31,10 +31,10 @@ from weightctl.weights.derived import Derived, StoredTensor
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from weightctl.formats.imatrix import Importance
     from weightctl.plan.plan import Plan
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.scheme_scaling import ScaledTensors
-    from weightctl.plan.scheme_search import SchemeSearch
     from weightctl.plan.type_rules import TypeRule
     from weightctl.schemes.encoding import EncodedWeight, ScaleSearch, WeightEncoding
     from weightctl.schemes.written import SchemeChoice
@@ -63,7 +63,8 @@ def store_in_scheme(
     requantize: bool = False,
     zero_nonfinite: bool = False,
     exact: bool = False,
-    search: SchemeSearch | None = None,
+    importance: Importance | None = None,
+    search: bool = False,
 ) -> Plan:
     """Store the matrices of layers in a scheme, and state it in config.json.
 
@@ -75,7 +76,8 @@ def store_in_scheme(
     Other types than 16 and 32 bits become the type of most of the other matrices, by default BF16.
     Blocks of GGUF whose values the scheme can hold are repacked, and not rounded. With `exact`,
     tensors that keep their type become F32 where another type would round them, and rounded weights
-    are left to the caller. With `search`, the scales of rounded weights have the smallest error.
+    are left to the caller. With `search` or `importance`, the scales of rounded weights have the
+    smallest error.
 
     Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
     that could state it, if a rule is for a type with blocks, and, without `requantize`, for values
@@ -100,7 +102,9 @@ def store_in_scheme(
         plan, decisions = exchange_experts(plan, decisions)
     decisions = find_exact(plan, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
-    searches, search_notes = find_searches(plan, decisions, search)
+    searches, search_notes = find_searches(
+        plan, decisions, SchemeSearch.choose(importance, search=search)
+    )
     encodings = {
         each.item.info.name: _encode(each, base) for each in decisions if each.is_quantized
     }
@@ -109,7 +113,6 @@ def store_in_scheme(
         plan, decisions, encodings, searches, scaled=scaled, zero_nonfinite=zero_nonfinite
     )
     source, items = _make_items(plan, decisions, weights, searches, scaled=scaled)
-    importance = None if search is None else search.importance
     consulted = {recipe.path: "the recipe"} if recipe.path else {}
     if importance is not None:
         consulted[importance.path] = "the importance matrix"

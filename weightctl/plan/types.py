@@ -9,7 +9,6 @@ from weightctl.dtype import Encoding, QuantizationEncoding, as_dtype
 from weightctl.dtype.spellings import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
-from weightctl.plan.recipe_files import read_recipe
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_names import (
     block_types,
@@ -74,6 +73,8 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
     """
     if isinstance(given, Recipe | Encoding):
         return given
+    from weightctl.plan.recipe_files import read_recipe
+
     if isinstance(given, os.PathLike):
         return read_recipe(os.fspath(given))
     if not isinstance(given, str):

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes import SCHEMES
 from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
-from weightctl.schemes.scheme import ACTIVATIONS
 from weightctl.schemes.settings import Settings, read_settings
 from weightctl.system.registry import load
 from weightctl.weights.tree import header_of, source_of
@@ -118,6 +117,8 @@ def refuse_separated(tensors: Mapping[str, TensorInfo], kept: Container[str]) ->
 
     Scales of activations can be left out.
     """
+    from weightctl.schemes.scheme import ACTIVATIONS
+
     for names in _list_groups(tensors):
         needed = [name for name in names if not name.endswith(ACTIVATIONS)]
         lost = [name for name in needed if name not in kept]

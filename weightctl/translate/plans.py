@@ -16,7 +16,6 @@ from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
@@ -286,6 +285,8 @@ def _refuse_model_without_config(weights: Checkpoint) -> None:
     header = header_of(weights)
     if header.format == "gguf" or not header.files:
         return
+    from weightctl.families.nearest import describe_nearest
+
     # Training programs store a model below names such as `state_dict.model`.
     for depth in range(_MOST_OUTER):
         below: dict[str, list[TensorInfo]] = {}

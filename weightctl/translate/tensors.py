@@ -9,8 +9,6 @@ from weightctl.families.steps import convert_form, module_form
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
 from weightctl.weights.steps.rows import RowOrder
-from weightctl.weights.steps.stacked import Joined, Stacked
-from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +76,8 @@ def _join(
     ]
     if not first.is_stacked(convention):
         return entries[0]
+    from weightctl.weights.steps.stacked import Stacked
+
     return DerivedTensor(name, Stacked("experts", len(entries)), entries)
 
 
@@ -90,6 +90,8 @@ def _join_parts(
     if len({part.info.encoding for part in parts}) > 1:
         parts = [DerivedTensor(name, AsFloat32(), [part]) for part in parts]
     made: ReadableTensor = parts[0]
+    from weightctl.weights.steps.stacked import Joined, Stacked
+
     if fusion.axis:
         made = DerivedTensor(name, Stacked("parts", len(parts), fusion.axis), parts)
     elif len(parts) > 1:
@@ -99,5 +101,7 @@ def _join_parts(
     if fusion.is_transposed(members[0][0].kind):
         if made.info.encoding.block > 1:
             made = DerivedTensor(name, AsFloat32(), [made])
+        from weightctl.weights.steps.transposed import Transposed
+
         made = DerivedTensor(name, Transposed(), [made])
     return made

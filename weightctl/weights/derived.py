@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header, Origin, TensorInfo
 
 if TYPE_CHECKING:
@@ -183,6 +182,7 @@ class Derived:
     def data(self, name: str) -> WeightData:
         """Return a tensor's data, which is computed on first use."""
         from weightctl.weights.data import WeightData
+        from weightctl.weights.deferred import Assembled
 
         return WeightData.of(self._header.tensors[name], Assembled(self, name))
 

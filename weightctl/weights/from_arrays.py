@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ConversionError
-from weightctl.weights.data import WeightData
-from weightctl.weights.deferred import Absent
 from weightctl.weights.protocol import Weights
 from weightctl.weights.source import Declared, Held
 from weightctl.weights.tree import Checkpoint, header_of
 
 if TYPE_CHECKING:
+    from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
 
 # The members of `Weights`, without those that every class has.
@@ -83,6 +82,8 @@ def _hint_for(given: object) -> str:
 
 
 def _data_of(name: str, value: Any) -> WeightData:
+    from weightctl.weights.data import WeightData
+
     try:
         # A node has a method `data`; the attribute `data` of an array is its memory.
         kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]  # anything
@@ -107,6 +108,9 @@ class _Adapted(Held):
     """
 
     def __init__(self, weights: Weights) -> None:
+        from weightctl.weights.data import WeightData
+        from weightctl.weights.deferred import Absent
+
         # A caller's types are not checked.
         self._nodes = dict[str, Any](weights.items())
         # Only descriptions are kept: the tree can read each tensor on demand.

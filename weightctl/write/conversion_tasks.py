@@ -12,12 +12,10 @@ from zlib import crc32
 from weightctl.errors import ConversionError, NonFiniteError
 from weightctl.storage.byte_range import FileRange
 from weightctl.storage.location import is_remote
-from weightctl.storage.remote.ahead import set_read_ahead
 from weightctl.system.threads import Memory
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.write.journal import Record
-from weightctl.write.read_ahead import RemoteReads
 from weightctl.write.tasks import (
     MAX_COPY,
     KeyedTask,
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
     from weightctl.storage.base import Writer
     from weightctl.weights.info import TensorInfo
+    from weightctl.write.read_ahead import RemoteReads
     from weightctl.write.tasks import Chunk, Portion, Task
 
 DEFAULT_MEMORY = 256 << 20
@@ -106,6 +105,8 @@ class ConversionWork:
         self._lock = Lock()
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
         if self._is_remote:
+            from weightctl.storage.remote.ahead import set_read_ahead
+
             # A quarter of the memory is for bytes that are fetched ahead.
             set_read_ahead(memory // 4)
             self._room = self._room * 3 // 4
@@ -173,6 +174,8 @@ class ConversionWork:
     def expect(self, tasks: Iterable[Task]) -> None:
         """Fetch remote files ahead, in the order in which these tasks read them."""
         if self._is_remote:
+            from weightctl.write.read_ahead import RemoteReads
+
             ranges = (self._find_range(portion) for task in tasks for portion in task.portions)
             self._remote = RemoteReads(filter(None, ranges))
 
@@ -203,6 +206,8 @@ class ConversionWork:
         """Fetch remote files ahead, in the order of the tasks, except bytes that are not sent."""
         with self._lock:
             if self._is_remote and self._remote is None:
+                from weightctl.write.read_ahead import RemoteReads
+
                 self._remote = RemoteReads(self._list_reads(files))
 
     def _read_ahead(self, task: Task) -> None:

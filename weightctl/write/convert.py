@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.families.loaded import refuse_differences
-from weightctl.formats.imatrix import read_importance
+from weightctl.formats import WHISPER_CPP
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
-from weightctl.plan.importance import apply_importance
+from weightctl.plan.cast import cast
 from weightctl.plan.metadata import Setting, change_metadata, list_settings
-from weightctl.plan.one_type import cast_for_format
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.rename import RenamingsLike, list_rule_files
 from weightctl.plan.scheme_names import SchemeRecipe, find_scheme
-from weightctl.plan.scheme_search import SchemeSearch
-from weightctl.plan.scheme_weights import store_in_scheme
 from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
 from weightctl.storage.base import CommitOptions
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
 
     from weightctl.adapters.paths import AdapterLike
     from weightctl.dtype import DTypeLike, Encoding
+    from weightctl.formats.imatrix import Importance
     from weightctl.plan.types import TypeLike
     from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
@@ -205,11 +203,11 @@ def convert(
     plan = change_metadata(plan, settings, unset)
     wanted = str(quant.choice) if isinstance(quant, SchemeRecipe) else quant
     chosen = None if scheme is not None and dtype is None else type_of(dtype, wanted)
-    importance = None if imatrix is None else read_importance(os.fspath(imatrix))
-    rule_files = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
-    plan = replace(plan, consulted={**plan.consulted, **rule_files})
+    importance = _read_importance(imatrix)
+    consulted = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
+    plan = replace(plan, consulted={**plan.consulted, **consulted})
     if scheme is not None:
-        plan = store_in_scheme(
+        plan = _store_in_scheme(
             plan,
             scheme,
             parse_rules(tensor_types),
@@ -217,11 +215,12 @@ def convert(
             requantize=allow_requantize,
             zero_nonfinite=is_zero,
             exact=exact,
-            search=SchemeSearch.choose(importance, search=search),
+            importance=importance,
+            search=search,
         )
     else:
         plan = add_tensor_scales(
-            cast_for_format(
+            _cast_for_format(
                 plan,
                 chosen,
                 tensor_types,
@@ -237,7 +236,7 @@ def convert(
     if isinstance(chosen, Recipe) and opened.header.missing:
         plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
     if importance is not None and scheme is None:
-        plan = apply_importance(plan, importance)
+        plan = _apply_importance(plan, importance)
     if exact:
         plan.refuse_rounding()
     plan = change_metadata(replace(plan, zero_nonfinite=is_zero), settings)
@@ -274,6 +273,45 @@ def _find_scheme(quant: object, *, is_directory: bool, search: bool) -> SchemeRe
 
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
+
+
+# What few conversions do is imported on use.
+
+
+def _read_importance(imatrix: str | os.PathLike[str] | None) -> Importance | None:
+    if imatrix is None:
+        return None
+    from weightctl.formats.imatrix import read_importance
+
+    return read_importance(os.fspath(imatrix))
+
+
+def _apply_importance(plan: Plan, importance: Importance) -> Plan:
+    from weightctl.plan.importance import apply_importance
+
+    return apply_importance(plan, importance)
+
+
+def _store_in_scheme(
+    plan: Plan, scheme: SchemeRecipe, rules: Sequence[TypeRule], **options: Any
+) -> Plan:
+    from weightctl.plan.scheme_weights import store_in_scheme
+
+    return store_in_scheme(plan, scheme, rules, **options)
+
+
+def _cast_for_format(
+    plan: Plan,
+    target: Encoding | Recipe | None,
+    rules: Sequence[TypeRule] | Mapping[str, TypeLike | None],
+    **options: bool,
+) -> Plan:
+    """Store the tensors of a plan in other encodings, as the format needs them."""
+    if plan.format != WHISPER_CPP:
+        return cast(plan, target, rules, **options)
+    from weightctl.plan.one_type import cast_to_one_type
+
+    return cast_to_one_type(plan, target, rules, **options)
 
 
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:

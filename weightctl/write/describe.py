@@ -12,9 +12,8 @@ from weightctl.formats import ALL_FORMATS, FORMATS, format_module
 from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
-from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
-from weightctl.formats.training.writing import metadata_of
 from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.plan import Plan
 from weightctl.schemes.matching import list_scheme_tensors
@@ -68,8 +67,9 @@ def describe(plan: Plan, where: Target) -> Outcome:
             "the name of the output is not UTF-8, and an index cannot refer to such files",
             hint="choose another name",
         )
-    make_index = metadata_of if is_always else index_of
-    index = None if index_name is None else (index_name, make_index(parts, plan.tied))
+    index = None
+    if index_name is not None:
+        index = index_name, (_make_metadata if is_always else index_of)(parts, plan.tied)
     # Files that are made for the output take precedence over files next to the source.
     is_model = where.file_name is not None
     documents: Mapping[str, bytes] = plan.documents if is_model else {}
@@ -89,6 +89,12 @@ def describe(plan: Plan, where: Target) -> Outcome:
 
 
 @without_collection()
+def _make_metadata(parts: Mapping[str, Layout], tied: Mapping[str, str]) -> bytes:
+    from weightctl.formats.training.writing import metadata_of  # only one format needs it
+
+    return metadata_of(parts, tied)
+
+
 def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     """Return the files that a plan for ranks makes, without checking the directory.
 

@@ -7,7 +7,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.gathered import GatheredSource, shard_key
 from weightctl.system.threads import Memory, map_in_threads
 from weightctl.text.wording import list_first
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from threading import Event
 
+    from weightctl.formats.sharded.gathered import GatheredSource
     from weightctl.weights.source import Source
 
 _CHUNK = 4 << 20
@@ -88,6 +88,8 @@ def find_altered(
     `progress` is called with the bytes of each chunk. If `digests` is given, it has the SHA-256 of
     all shards, and files are not read. Raises `FormatError` if a file cannot be read.
     """
+    from weightctl.formats.sharded.gathered import shard_key
+
     manifest = gathered.manifest
     found = digests
     if found is None:
@@ -115,6 +117,10 @@ def refuse_altered(
 
     All files are read, as by `find_altered`. Other sources are not read.
     """
+    if source.header.listing is None:
+        return
+    from weightctl.formats.sharded.gathered import GatheredSource
+
     if not isinstance(source, GatheredSource):
         return
     found = find_altered(source, threads=threads, progress=progress)

@@ -16,7 +16,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.storage.base import cannot_write
-from weightctl.storage.pipe import write_all
 from weightctl.system.interrupts import defer_signals
 from weightctl.text.untyped import is_object
 
@@ -84,6 +83,8 @@ class Journal:
             raise cannot_write(self._path, error) from error
 
     def _append(self, lines: Iterable[str]) -> None:
+        from weightctl.storage.pipe import write_all
+
         write_all(self._descriptor, "".join(lines).encode("ascii"))
         os.fdatasync(self._descriptor)
 

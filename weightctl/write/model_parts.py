@@ -10,11 +10,9 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.formats import WHISPER_CPP
 from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
-from weightctl.formats.whisper_cpp import DIMENSIONS
 from weightctl.plan.arrangement import select
 from weightctl.plan.rename import collect_renamings
 from weightctl.plan.rename import rename as renamed
-from weightctl.plan.weights_only import keep_weights
 from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.plans import ModelPart, Names, plan_of
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
     from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
+
+# A size in the metadata of all Whisper models with OpenAI's names.
+_OF_WHISPER = "dims.n_vocab"
 
 
 class ModelParts(NamedTuple):
@@ -100,6 +101,8 @@ def make_plan(
             hint="convert the root of the tree, with include",
         )
     if weights_only:
+        from weightctl.plan.weights_only import keep_weights
+
         tree = keep_weights(tree)
     if rename is not None:
         tree = renamed(tree, collect_renamings(rename))
@@ -172,7 +175,7 @@ def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
     """Return the plan for a Whisper model whose names change; None for any other plan."""
     is_asked = where.format == WHISPER_CPP or names is Names.OPENAI
     if names in {Names.KEEP, Names.GGUF} or not (
-        is_asked or DIMENSIONS[0] in header_of(tree).metadata
+        is_asked or _OF_WHISPER in header_of(tree).metadata
     ):
         return None
     from weightctl.translate.whisper.plans import plan_whisper

@@ -8,9 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.detection import MANIFEST, is_manifest
-from weightctl.formats.sharded.manifest import read_manifest
-from weightctl.formats.sharded.record import Manifest, RankFile
+from weightctl.formats.sharded.opening import MANIFEST, is_manifest
 from weightctl.storage.files import exists, file_size, is_directory, is_file, list_names
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import without_temporary
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import SourceFingerprint
+    from weightctl.formats.sharded.record import Manifest, SourceFingerprint
     from weightctl.sharding.plan import ShardPlan
     from weightctl.weights.info import TensorInfo
     from weightctl.write.targets import Target
@@ -143,6 +141,8 @@ class Outcome:
         plan = self.shards
         if plan is None:
             raise TypeError("only sharded checkpoints have a manifest")
+        from weightctl.formats.sharded.record import Manifest, RankFile
+
         return Manifest(
             layout=plan.layout,
             format=plan.format,
@@ -247,6 +247,8 @@ class Outcome:
         listing = os.path.join(directory, MANIFEST)
         if not is_file(listing) or not is_manifest(listing):
             return own
+        from weightctl.formats.sharded.manifest import read_manifest
+
         try:
             paths = [file.path for file in read_manifest(listing).files]
         except FormatError:

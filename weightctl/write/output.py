@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Writer
     from weightctl.weights.source import Source
     from weightctl.write.committing import CommitRun
-    from weightctl.write.executors.counts import WorkerCounts
+    from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.worker import BatchResult
     from weightctl.write.journal import Purpose, Record

@@ -34,8 +34,6 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.executors.markers import ranks_token
-from weightctl.write.executors.places import TemporaryFiles
 from weightctl.write.journal import Journal
 from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
 from weightctl.write.resumable import ResumableFiles, find_resumable
@@ -43,7 +41,7 @@ from weightctl.write.resumable import ResumableFiles, find_resumable
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from weightctl.write.executors.places import Delivered
+    from weightctl.write.executors.places import Delivered, TemporaryFiles
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
@@ -174,6 +172,8 @@ class Partial:
 
     def place(self) -> TemporaryFiles:
         """Return the place that workers write to."""
+        from weightctl.write.executors.places import TemporaryFiles
+
         return TemporaryFiles(tuple(file.path for file in self.files))
 
     def accept(self, delivered: Delivered) -> None:
@@ -331,7 +331,7 @@ def hold_output(
     the output cannot or must not be written.
     """
     path, names = outcome.path, outcome.pattern
-    shared = ranks_token(identify()) if identify is not None and is_shared else ""
+    shared = _ranks_token(identify) if is_shared else ""
     partial: Partial | None = None
     try:
         with entrance(os.path.dirname(path)):
@@ -341,7 +341,7 @@ def hold_output(
             left = find_resumable(path, identify)
             kept = {left.token} if left.records else set[str]()
             if identify is not None and (is_shared or left.records):
-                kept.add(ranks_token(identify()))
+                kept.add(_ranks_token(identify))
             clear_leftovers(path, names, kept)
             outcome.refuse(force=force)
             partial = Partial(outcome, left, is_shared=is_shared)
@@ -382,6 +382,13 @@ def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record
     return partial.kept
 
 
+def _ranks_token(identify: Callable[[], Purpose] | None) -> str:
+    """Return the token of the run that several processes share; empty if it has no identity."""
+    from weightctl.write.executors.markers import ranks_token  # most runs are not shared
+
+    return "" if identify is None else ranks_token(identify())
+
+
 def find_shared_files(
     outcome: Outcome, identify: Callable[[], Purpose]
 ) -> tuple[TemporaryFiles, tuple[Record, ...]] | None:
@@ -389,6 +396,8 @@ def find_shared_files(
     left = find_resumable(outcome.path, identify, has_markers=False)
     if left.markers is None:
         return None
+    from weightctl.write.executors.places import TemporaryFiles
+
     partial = Partial(outcome, left)
     return TemporaryFiles(tuple(map(partial.path_of, outcome.parts))), left.records
 

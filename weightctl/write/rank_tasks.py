@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
-from weightctl.formats.sharded.detection import MANIFEST
 from weightctl.formats.sharded.manifest import manifest_bytes
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.sharding.passes import RankPlan
 from weightctl.split import part_shape

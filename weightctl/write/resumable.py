@@ -9,7 +9,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.system.temporary import JOURNAL, TEMPORARY, new_token, token_of
-from weightctl.write.executors.markers import markers_of, read_done
 from weightctl.write.journal import read_journal
 
 if TYPE_CHECKING:
@@ -57,6 +56,8 @@ def find_resumable(
             elif before.plan != now.plan:
                 lost = "the plan has changed"
             else:
+                from weightctl.write.executors.markers import markers_of, read_done
+
                 markers = markers_of(path, now)
                 if has_markers:
                     records += chain.from_iterable(

@@ -16,7 +16,6 @@ from weightctl.write.conversion_tasks import (
 )
 from weightctl.write.describe import describe
 from weightctl.write.output import write_output
-from weightctl.write.streaming import write_stream
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.weights.protocol import Weights
-    from weightctl.write.executors.counts import WorkerCounts
+    from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
 
@@ -108,6 +107,8 @@ def save(
     work = ConversionWork(plan, list(outcome.parts.values()), threads=count, memory=budget)
     if where.is_stream:
         outcome.refuse(force=force)
+        from weightctl.write.streaming import write_stream
+
         losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
     written = write_output(

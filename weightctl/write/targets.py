@@ -32,7 +32,6 @@ from weightctl.storage.location import (
     store_of,
     without_file_scheme,
 )
-from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -85,6 +84,12 @@ class Target(NamedTuple):
         return os.path.basename(self.file) + INDEX_SUFFIX
 
 
+def _is_repository(path: str) -> bool:
+    from weightctl.storage.remote.hub_url import parse_hub_url
+
+    return not parse_hub_url(path).path
+
+
 def target(
     path: str, format_name: str | None = None, commit: CommitOptions = _NO_OPTIONS
 ) -> Target:
@@ -120,7 +125,7 @@ def target(
     if is_stream(path):
         return Target(path, _format_of_file(path, format_name), is_stream=True)
     is_inside = not has_commits(path)
-    is_root = not is_inside and not parse_hub_url(path).path
+    is_root = not is_inside and _is_repository(path)
     if is_inside and path == stem and format_by_suffix(path) and is_directory(path):
         raise ConversionError(
             f"{path} is a directory with the suffix of a file",

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.detection import MARK
 from weightctl.formats.sharded.stated import parse_manifest
 from weightctl.storage.files import open_reader
 from weightctl.system.collection import without_collection
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 
+# The first key, which distinguishes our manifests from other files named manifest.json.
+_MARK = "weightctl_shards"
 VERSION = 1
 _MOST = 1 << 30
 _JOINT = ",\n"
@@ -38,7 +39,7 @@ def _format_manifest(manifest: Manifest) -> Iterator[bytes]:
     files, header = manifest.source
     grid = manifest.grid
     head = {
-        MARK: VERSION,
+        _MARK: VERSION,
         "layout": manifest.layout,
         "format": manifest.format,
         "grid": {"tp": grid.tp, "ep": grid.ep, "pp": grid.pp},
@@ -104,7 +105,7 @@ def read_manifest(path: str) -> Manifest:
     """
     with without_collection():
         document = _document(path)
-        version = document.get(MARK) if is_object(document) else None
+        version = document.get(_MARK) if is_object(document) else None
         if type(version) is not int:
             message = "the file is not a manifest of a sharded checkpoint"
             raise FormatError(path, None, message, hint=_HINT)

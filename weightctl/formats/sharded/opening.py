@@ -6,8 +6,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from weightctl.formats.sharded.detection import MANIFEST, is_manifest
-from weightctl.storage.files import is_directory, is_file
+from weightctl.errors import FormatError
+from weightctl.storage.files import is_directory, is_file, open_reader
 from weightctl.storage.location import absolute
 from weightctl.system.collection import without_collection
 
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
     from weightctl.formats.sharded.gathered import GatheredSource
 
+# The name of the manifest, beside the files or directories of the ranks.
+MANIFEST = "manifest.json"
+_BEGINNING = rb'\s*\{\s*"weightctl_shards"\s*:'
 _RANK_DIRECTORY = r"rank-[0-9]+"
 _RANK_FILE = r"model-rank-[0-9]+-part-[0-9]+\."
+
+
+def is_manifest(path: str) -> bool:
+    """Whether a file begins like the manifest of a sharded checkpoint."""
+    try:
+        return re.match(_BEGINNING, open_reader(path).read(0, 256)) is not None
+    except FormatError:
+        return False
 
 
 def manifest_at(path: str) -> str | None:

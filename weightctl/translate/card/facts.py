@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.storage.files import open_reader
 from weightctl.storage.location import absolute
-from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.card.origins import (
     LISTS,
@@ -117,6 +116,8 @@ def _read_stated_name(path: str) -> str:
 
 def _directory_name(directory: str) -> str:
     if directory.startswith(_HUB):
+        from weightctl.storage.remote.hub_url import parse_hub_url
+
         return parse_hub_url(directory).repository
     cached = _CACHED.search(directory.replace(os.sep, "/"))
     return "/".join(cached.groups()) if cached else os.path.basename(directory)

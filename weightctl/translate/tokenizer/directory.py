@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list, is_object
-from weightctl.translate.tokenizer import READERS, WRITERS, rwkv
+from weightctl.translate.tokenizer import READERS, WRITERS
 from weightctl.translate.tokenizer.added import ADDED, MAX_TOKENS, is_padding, padding, refuse_gaps
 from weightctl.translate.tokenizer.differences import differences
 from weightctl.translate.tokenizer.files import (
     GENERIC_CLASSES,
     KEEP_HINT,
+    RWKV,
+    RWKV_VOCABULARY,
     TENSORS_HINT,
     TokenizerFiles,
     open_files,
@@ -26,7 +28,6 @@ from weightctl.translate.tokenizer.remainder import (
     remember_document,
     restore_document,
 )
-from weightctl.translate.tokenizer.sentencepiece.added_tokens import ADDED_SCORE
 from weightctl.translate.tokenizer.token_ids import read_token_ids
 from weightctl.translate.tokenizer.tokenizer_config import (
     read_chat_templates,
@@ -86,7 +87,7 @@ def _kind(files: TokenizerFiles) -> str | None:
         return "byte-level BPE"
     if files.has("vocab.txt"):
         return "WordPiece"
-    if files.has(rwkv.VOCABULARY):
+    if files.has(RWKV_VOCABULARY):
         return "RWKV"
     for name in filter(files.has, _UNSUPPORTED):
         raise TokenizerError(
@@ -152,6 +153,8 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
             f"{directory}: an embedding of {vocabulary} rows is too large for a vocabulary",
             hint=KEEP_HINT,
         )
+    from weightctl.translate.tokenizer.sentencepiece.added_tokens import ADDED_SCORE
+
     more = range(count, vocabulary)
     scores = tokenizer.scores
     return replace(
@@ -164,7 +167,7 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
 
 def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
-    if tokenizer.model == rwkv.MODEL:
+    if tokenizer.model == RWKV:
         # Configs of these models state ids of other tokens.
         made = replace(tokenizer, chat_templates=read_chat_templates(files))
         _check_text(made, files.directory)
@@ -234,15 +237,17 @@ def to_documents(
     config.json. Raises `TokenizerError` if these files cannot express the tokenizer, or if its
     parts contradict each other.
     """
-    if tokenizer.model not in WRITERS and tokenizer.model != rwkv.MODEL:
+    if tokenizer.model not in WRITERS and tokenizer.model != RWKV:
         raise TokenizerError(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
             "tokenizer.json",
-            hint=f"supported tokenizer types: {', '.join((*WRITERS, rwkv.MODEL))}; {TENSORS_HINT}",
+            hint=f"supported tokenizer types: {', '.join((*WRITERS, RWKV))}; {TENSORS_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
-    if tokenizer.model == rwkv.MODEL:
+    if tokenizer.model == RWKV:
+        from weightctl.translate.tokenizer import rwkv  # few models have this tokenizer
+
         stated = {**(config_of(trimmed) or rwkv.default_config()), **_templates(trimmed)}
         return {
             **rwkv.to_files(trimmed),

@@ -10,9 +10,9 @@ from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
 from weightctl.translate.tokenizer.apart import TokenizerProcess
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
-from weightctl.translate.tokenizer.files import open_files
+from weightctl.translate.tokenizer.files import RWKV, open_files
 from weightctl.translate.tokenizer.record import from_metadata
-from weightctl.translate.tokenizer.rwkv import MODEL, GreedyEncoder
+from weightctl.translate.tokenizer.rwkv import GreedyEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,7 +115,7 @@ def encoder_of(
         made, where = from_directory(directory, 0, model_type), directory
     if made is None:
         return None
-    if made.model == MODEL:
+    if made.model == RWKV:
         return GreedyEncoder(made)
     documents = to_documents(made, model_type, {})
     return Encoder(documents[_TOKENIZER], json.loads(documents[_CONFIG]), where)

@@ -19,6 +19,8 @@ KEEP_HINT = (
     "to convert without a tokenizer, move the tokenizer files out of the directory: the GGUF then "
     f"accepts only token ids; {TENSORS_HINT}"
 )
+# The name of RWKV's kind of tokenizer in GGUF, and of its only file.
+RWKV, RWKV_VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
 # The classes of transformers that load tokenizer.json unchanged. Others replace some of its
 # settings by those of tokenizer_config.json, and by their own defaults.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.added import is_padding
-from weightctl.translate.tokenizer.files import KEEP_HINT, TENSORS_HINT
+from weightctl.translate.tokenizer.files import KEEP_HINT, RWKV, RWKV_VOCABULARY, TENSORS_HINT
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 
 if TYPE_CHECKING:
     from weightctl.translate.tokenizer.files import TokenizerFiles
 
-MODEL, VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
 # Token 0 separates texts, and no text contains it. The converter gives it this text.
 _FIRST = "<s>"
 _LINE = re.compile(r"(\d{1,9}) (b?(['\"]).*\3) (\d{1,9})")
@@ -39,8 +38,8 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     no token.
     """
     del model_type
-    where = files.path(VOCABULARY)
-    lines = (files.text(VOCABULARY) or "").removesuffix("\n").split("\n")
+    where = files.path(RWKV_VOCABULARY)
+    lines = (files.text(RWKV_VOCABULARY) or "").removesuffix("\n").split("\n")
     contents = [
         _read_line(line.removesuffix("\r"), number, where) for number, line in enumerate(lines, 1)
     ]
@@ -53,7 +52,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     if b"\n\n" in ids:
         special["eot"] = ids[b"\n\n"]
     return Tokenizer(
-        model=MODEL,
+        model=RWKV,
         tokens=(_FIRST, *map(_escape, contents)),
         types=(int(TokenType.CONTROL), *[int(TokenType.NORMAL)] * len(contents)),
         special=special,
@@ -69,7 +68,7 @@ def to_files(tokenizer: Tokenizer) -> dict[str, bytes]:
         f"{token} {_literal(content)} {len(content)}\n"
         for token, content in enumerate(_contents(tokenizer)[1:], 1)
     ]
-    return {VOCABULARY: "".join(lines).encode()}
+    return {RWKV_VOCABULARY: "".join(lines).encode()}
 
 
 def default_config() -> dict[str, object]:
@@ -168,7 +167,7 @@ def _unescape(tokenizer: Tokenizer, token: int) -> bytes:
     if tokenizer.types[token] != TokenType.NORMAL:
         raise TokenizerError(
             f"token {token} ({text!r:.60}) has the type {tokenizer.types[token]}; "
-            f"{VOCABULARY} can only state normal tokens after token 0",
+            f"{RWKV_VOCABULARY} can only state normal tokens after token 0",
             hint=TENSORS_HINT,
         )
     for found in _ESCAPE.finditer(text):

@@ -10,9 +10,14 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
-from weightctl.write.executors import WorkerLostError, hold_executor, is_local
+from weightctl.write.executors import (
+    WORKERS,
+    WorkerCounts,
+    WorkerLostError,
+    hold_executor,
+    is_local,
+)
 from weightctl.write.executors.batches import cut_batches, parse_task_size
-from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, open_reader, prepare, refresh
+from weightctl.write.executors import WORKERS, WorkerCounts
 from weightctl.write.executors.batches import cut_batches
-from weightctl.write.executors.counts import WORKERS, WorkerCounts
 from weightctl.write.executors.distribution import PATIENCE, SLOW, make_job
 from weightctl.write.executors.markers import (
     DONE,

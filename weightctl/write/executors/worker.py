@@ -12,7 +12,6 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from weightctl.adapters.paths import parse_adapter
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
@@ -103,6 +102,8 @@ class PlanRequest(NamedTuple):
         if "dry_run" in given:
             arguments["dry_run"] = True
         if adapters := given.get("adapters"):
+            from weightctl.adapters.paths import parse_adapter
+
             arguments["adapters"] = [
                 (absolute(path), weight) for path, weight in map(parse_adapter, adapters)
             ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.adapters.paths import parse_adapter
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG
 from weightctl.plan.cast import is_lossy
@@ -71,6 +70,7 @@ def plan_merge(
     if not adapters:
         return make(base), Merge()
     from weightctl.adapters.merging import merge_adapters
+    from weightctl.adapters.paths import parse_adapter
 
     is_gguf = where.format == "gguf"
     decoded = dequantize_weights(base, in_blocks=is_gguf, keeps_shapes=not is_gguf)

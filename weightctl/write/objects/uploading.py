@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
-from weightctl.formats.sharded.detection import MANIFEST
+from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
 from weightctl.storage.remote.part_limit import PartLimit

@@ -16,9 +16,8 @@ from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.text.wording import printable, say_more
 from weightctl.translate.tokenizer.added import MAX_TOKENS, read_added, type_of_added
 from weightctl.translate.tokenizer.directory import from_directory
-from weightctl.translate.tokenizer.files import open_files
+from weightctl.translate.tokenizer.files import RWKV_VOCABULARY, open_files
 from weightctl.translate.tokenizer.record import WORDS, Tokenizer, TokenType, from_metadata
-from weightctl.translate.tokenizer.rwkv import VOCABULARY
 from weightctl.translate.tokenizer.token_ids import read_token_ids
 from weightctl.translate.tokenizer.tokenizer_config import read_chat_templates, read_special
 from weightctl.weights.tree import header_of
@@ -89,7 +88,7 @@ class Description:
         """Return where a tokenizer key is stated: GGUF's key, or the path of the tokenizer file."""
         if self.is_gguf:
             return f"{TOKENIZER_KEYS}{key}"
-        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", VOCABULARY)
+        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", RWKV_VOCABULARY)
         paths = (os.path.join(self.where, name) for name in names)
         return next(filter(is_file, paths), self.where)
 
