@@ -7,9 +7,10 @@ of diffusers, and `gguf` is that of original files.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.system.registry import load
+from weightctl.families.index import TABLES
 
 if TYPE_CHECKING:
     from weightctl.families.diffusion.family import DiffusionFamily
@@ -18,52 +19,59 @@ __all__ = ["DIFFUSION_FAMILIES", "DiffusionLine", "find_architecture"]
 
 
 class DiffusionLine(NamedTuple):
-    """An entry of the table of diffusion transformers, by which only the needed one is imported.
+    """An entry of the table of diffusion transformers, by which only the needed file is read.
 
-    - `module`: the Python module whose `FAMILY` is the `DiffusionFamily`.
+    - `source`: the file in `families/tables/diffusion/` that describes the family.
     - `class_name`: diffusers' class, the value of `_class_name` in config.json.
     - `original`, `diffusers`: names of tensors that, together, only these models have, in files of
       either naming convention. They are the same if the names of all tensors are.
     - `kept`: a regular expression of tensors that are never quantized, by their original names.
     """
 
-    module: str
+    source: str
     class_name: str
     original: tuple[str, ...]
     diffusers: tuple[str, ...]
     kept: str
 
     def load(self) -> DiffusionFamily:
-        """Import the family."""
-        return cast("DiffusionFamily", load(f"{self.module}:FAMILY"))
+        """Read the family."""
+        return _read_table(self.source)
 
 
-# By the value of `general.architecture` in GGUF files. To add a family, add a line here and a
-# module: `families/diffusion/flux.py` lists the names of its tensors, and computes its config.
+@cache
+def _read_table(name: str) -> DiffusionFamily:
+    from weightctl.families.diffusion.family import read_diffusion_family
+
+    return read_diffusion_family(TABLES / "diffusion" / name)
+
+
+# By the value of `general.architecture` in GGUF files. To add a family, add a line here, a file
+# with the names of its tensors, and functions for its config in `families/diffusion/rules.py`.
 DIFFUSION_FAMILIES: dict[str, DiffusionLine] = {
     "flux": DiffusionLine(
-        "weightctl.families.diffusion.flux",
+        "flux.toml",
         "FluxTransformer2DModel",
         ("double_blocks.0.img_mod.lin.weight", "single_blocks.0.linear1.weight"),
         ("single_transformer_blocks.0.proj_mlp.weight", "context_embedder.weight"),
         r"^(txt_in|img_in|time_in|vector_in|guidance_in|final_layer)\.",
     ),
     "sd3": DiffusionLine(
-        "weightctl.families.diffusion.sd3",
+        "sd3.toml",
         "SD3Transformer2DModel",
         ("joint_blocks.0.x_block.attn.qkv.weight", "x_embedder.proj.weight"),
         ("transformer_blocks.0.attn.add_q_proj.weight", "pos_embed.proj.weight"),
         r"^((final_layer|context_embedder|t_embedder|y_embedder|x_embedder)\.|pos_embed$)",
     ),
     "qwen_image": DiffusionLine(
-        "weightctl.families.diffusion.qwen_image",
+        "qwen_image.toml",
         "QwenImageTransformer2DModel",
         ("transformer_blocks.0.img_mod.1.weight", "txt_norm.weight"),
         ("transformer_blocks.0.img_mod.1.weight", "txt_norm.weight"),
         r"^(img_in|txt_in|time_text_embed|norm_out|proj_out)\.",
     ),
     "wan": DiffusionLine(
-        "weightctl.families.diffusion.wan",
+        "wan.toml",
         "WanTransformer3DModel",
         ("blocks.0.self_attn.q.weight", "head.modulation"),
         ("blocks.0.attn1.to_q.weight", "scale_shift_table"),

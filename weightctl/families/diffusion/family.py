@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.file_tables import FileTable, open_table
+from weightctl.families.groups import DIFFUSION_RULES
+from weightctl.system.registry import load
+from weightctl.text.untyped import is_list
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from weightctl.families.keys import NamingConvention
 
@@ -49,43 +55,6 @@ class TensorPair:
         return self.layers == "all" or (self.layers == "last") == (layer == count - 1)
 
 
-def pair(original: str, *diffusers: str, **more: Any) -> tuple[TensorPair, ...]:
-    """Return the line of a tensor whose names are given whole."""
-    return (TensorPair(original=original, diffusers=diffusers, **more),)
-
-
-def linear(original: str, diffusers: str, **more: Any) -> tuple[TensorPair, ...]:
-    """Return the lines of a weight and its bias."""
-    return fused_linear(original, (diffusers,), (1,), **more)
-
-
-def fused_linear(
-    original: str, diffusers: tuple[str, ...], shares: tuple[int, ...] = (1, 1, 1), **more: Any
-) -> tuple[TensorPair, ...]:
-    """Return the lines of a weight, and its bias, that contain several of diffusers."""
-    return tuple(
-        TensorPair(
-            original=f"{original}.{kind}",
-            diffusers=tuple(f"{name}.{kind}" for name in diffusers),
-            shares=shares,
-            **more,
-        )
-        for kind in ("weight", "bias")
-    )
-
-
-def on_layers(original: str, diffusers: str, *lines: TensorPair) -> tuple[TensorPair, ...]:
-    """Return lines with the beginnings of the names of a layer before theirs."""
-    return tuple(
-        replace(
-            line,
-            original=f"{original}.{{}}.{line.original}",
-            diffusers=tuple(f"{diffusers}.{{}}.{name}" for name in line.diffusers),
-        )
-        for line in lines
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """The shapes of a model's tensors, by their original names, from which a config follows."""
@@ -115,10 +84,6 @@ class ModelSizes:
         return width // size
 
 
-def _no_change(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    return document
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionFamily:
     """A family of diffusion transformers.
@@ -140,5 +105,59 @@ class DiffusionFamily:
     tensors: tuple[TensorPair, ...]
     config: Callable[[ModelSizes], dict[str, Any]]
     usual: Callable[[Mapping[str, Any]], dict[str, Any]]
-    standard: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_change)
+    standard: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     internal: frozenset[str] = frozenset()
+
+
+def read_diffusion_family(path: Path) -> DiffusionFamily:
+    """Return the family that a file in `families/tables/diffusion/` describes.
+
+    Raises `FormatError` with the line and the entry if the file is invalid.
+    """
+    top = open_table(path, {})
+    rules = {
+        name: load(reference)
+        for name, reference in top.choose("rules", DIFFUSION_RULES, "the rules").items()
+    }
+    family = DiffusionFamily(
+        name=path.stem,
+        class_name=top.text("class"),
+        tensors=tuple(_read_pairs(top.table("tensors"))),
+        internal=frozenset(top.texts("internal")),
+        **rules,
+    )
+    top.end()
+    return family
+
+
+def _read_pairs(rows: FileTable) -> Iterator[TensorPair]:
+    """Yield the pairs of rows, by original names.
+
+    In names, `*` is a weight and a bias, and `{last}` or `{others}` the number of such a layer.
+    """
+    for original in rows.names():
+        if isinstance(rows.peek(original), dict):
+            yield from _read_pair(rows.table(original), original)
+        else:
+            row = {"diffusers": rows.value(original)}
+            yield from _read_pair(rows.within(row, original), original)
+
+
+def _read_pair(row: FileTable, original: str) -> Iterator[TensorPair]:
+    content = row.peek("diffusers")
+    names = row.texts("diffusers") if is_list(content) else (row.text("diffusers"),)
+    shares = tuple(row.items("shares")) or (1,) * len(names)
+    if len(shares) != len(names) or not all(type(each) is int for each in shares):
+        row.fail("must have an integer for each name", "shares")
+    of, is_swapped = row.text("of", ""), row.flag("swapped")
+    row.end()
+    layers = next((each for each in ("last", "others") if f"{{{each}}}" in original), "all")
+    for kind in ("weight", "bias") if original.endswith("*") else ("",):
+        yield TensorPair(
+            original=original.replace(f"{{{layers}}}", "{}").removesuffix("*") + kind,
+            diffusers=tuple(name.removesuffix("*") + kind for name in names),
+            shares=shares,
+            is_swapped=is_swapped,
+            of=of,
+            layers=layers,
+        )
