@@ -19,6 +19,7 @@ from weightctl import families, open_weights, recognize
 from weightctl.errors import FormatError
 from weightctl.families import FAMILIES, add_family, added
 from weightctl.families.added import with_families
+from weightctl.families.configs import from_hugging_face
 from weightctl.families.diffusion.family import read_diffusion_family
 from weightctl.families.family_files import read_family
 from weightctl.families.towers import TOWER_TABLES, TOWERS
@@ -134,6 +135,11 @@ FAULTS = [
     ("{default = 5e5}", "{kind = {uniform = [1, 2, 3]}}", 11, "keys.rope_base.kind.uniform"),
     ("{default = 5e5}", '{default = "= all layers but every"}', 11, "keys.rope_base.default"),
     ("{default = 5e5}", '{default = "= colour"}', 11, "keys.rope_base.default"),
+    ("{default = 5e5}", '{default = "= all layers but the first"}', 11, "keys.rope_base.default"),
+    ("[types.toy]", "rope_if_missing = 3\n[types.toy]", 5, "rope_if_missing"),
+    ("[types.toy]", "beside = ['a', '(a+)+b']\n[types.toy]", 5, "beside"),
+    ("[types.toy]", "beside = ['(?:a|aa)*b']\n[types.toy]", 5, "beside"),
+    ("[types.toy]", "beside = ['((a[)]*)b){2,9}']\n[types.toy]", 5, "beside"),
     ("{default = 5e5}", '{default = "= hidden / scaling.factor"}', 11, "keys.rope_base.default"),
 ]  # fmt: skip
 
@@ -264,6 +270,23 @@ def test_a_file_says_what_differs_from_the_usual(tmp_path: Path) -> None:
     assert names["layers.{}.mlp.down"] == "model.layers.{}.mlp.down_proj"
     (base,) = (key for key in family.keys if key.field == "rope_base")
     assert (base.default, base.gguf_default) == (5e5, 10000.0)
+
+
+@each("pattern", [r"(a|b)\.c+", r"a\(\+\)*", "[(+]*", "(?:a+)?b", "(ab)+", r"(?P<a>b[|])+"])
+def test_a_pattern_without_repeated_choices_is_valid(pattern: str, tmp_path: Path) -> None:
+    text = VALID.replace("[types.toy]", f"beside = ['{pattern}']\n[types.toy]", 1)
+    assert read(tmp_path / "toy.toml", text).beside == (pattern,)
+
+
+def test_layers_and_rope_that_are_not_stated_follow_from_the_file() -> None:
+    document = {"model_type": "cwm", "num_hidden_layers": 6}
+    made = from_hugging_face(FAMILIES["cwm"].load(), document, "here").fields
+    assert made["windowed_layers"] == (False, True, True, True, False, True)
+    assert (made["scaling.kind"], made["scaling.factor"], made["rope_base"]) == ("llama3", 16, 1e6)
+    for stated in ({"rope_theta": 5e5}, {"rope_parameters": {"rope_theta": 5e5}}):
+        made = from_hugging_face(FAMILIES["cwm"].load(), document | stated, "here").fields
+        assert made["rope_base"] == 5e5
+        assert made["scaling.kind"] == (None if "rope_parameters" in stated else "llama3")
 
 
 def test_a_base_gives_tensors_keys_and_blocks_and_no_rules(tmp_path: Path) -> None:

@@ -155,6 +155,7 @@ def make_family_schema() -> Schema:
         ),
         fusions=items(either({"const": "base"}, with_arguments(groups.FUSIONS), the("fusion"))),
         keys=rows(either(OFF, the("key"), items(the("key"), 1))),
+        rope_if_missing=TABLE,
         rope_by_layer=table(["full"], full=REAL, windowed=REAL),
         types=TYPES,
     )  # fmt: skip

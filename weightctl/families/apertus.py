@@ -18,7 +18,7 @@ from weightctl.families.kinds import FLAG, Exactly, Real
 from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope_factors import LLAMA3_LINES
-from weightctl.families.rope_keys import ROPE_FACTORS, standard
+from weightctl.families.rope_keys import ROPE_FACTORS, standard, with_rope_defaults
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def _list_numbers() -> Iterator[Name]:
 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not document.get("rope_scaling") and not document.get("rope_parameters"):
-        given = {"rope_theta": document.get("rope_theta", _BASE)}
-        document = {**document, "rope_parameters": {**_ROPE, **given}}
-    return standard(document)
+    return standard(with_rope_defaults(document, _ROPE))
 
 
 def _check(fields: Fields) -> Fields:

@@ -156,7 +156,7 @@ def _read_rules(top: FileTable) -> dict[str, Any]:
         given["is_of"] = _read_is_of(top)
     if "is_of_config" in top:
         given["is_of_config"] = _read_is_of_config(top)
-    if "standard" in top or "rename" in top:
+    if any(each in top for each in ("standard", "rename", "rope_if_missing")):
         given["standard"] = read_standard(top)
     if "differs" in top:
         given["differs"] = read_difference(top)

@@ -33,7 +33,7 @@ from weightctl.families.kinds import (
 )
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES
-from weightctl.families.rope_keys import with_older_names
+from weightctl.families.rope_keys import with_older_names, with_rope_defaults
 from weightctl.families.steps import in_turn
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 _LAYER = "layers.{}."
 _FIELD = r"([a-z_][\w.]*)"
 _FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
-_LAYERS_FROM = re.compile(r"= all layers (?:but every|from) (\d+|[a-z_]\w*)")
+_LAYERS = re.compile(r"= all layers (but every|but the first of|from) (\d+|[a-z_]\w*)")
 
 
 def check_fields(top: FileTable, family: Family) -> None:
@@ -113,11 +113,12 @@ def read_standard(top: FileTable) -> Any:
     rules = [load(top.find(each, top.rules("standard"), "the rule", "standard")) for each in names]
     renamed = top.table("rename")
     older = {each: renamed.text(each) for each in renamed.names()}
-    if len(rules) == 1 and not older:
+    rope = read_map(top.table("rope_if_missing"))
+    if len(rules) == 1 and not older and not rope:
         return rules[0]
 
     def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
-        made = with_older_names(document, older)
+        made = with_rope_defaults(with_older_names(document, older), rope)
         for rule in rules:
             made = rule(made)
         return made
@@ -302,10 +303,12 @@ def read_default(row: FileTable, name: str) -> Any:
         return REQUIRED
     if rule := row.rules("default").get(value[1:].strip()):
         return load(rule)
-    if (found := _LAYERS_FROM.fullmatch(value)) is not None:
-        number = int(found[1]) if found[1].isdigit() else found[1]
-        made = from_layer(number) if " from " in value else every_but(number)
-        return row.keep_formula(made, name, "layers", found[1])
+    if (found := _LAYERS.fullmatch(value)) is not None:
+        which, stated = found.groups()
+        number = int(stated) if stated.isdigit() else stated
+        is_first = which == "but the first of"
+        made = from_layer(number) if which == "from" else every_but(number, first=is_first)
+        return row.keep_formula(made, name, "layers", stated)
     if (found := _FORMULA.fullmatch(value)) is None:
         row.fail(
             f"is `{value}`; a formula is such as `= a`, `= a / b`, `= a * b` or `= 4 * a`", name

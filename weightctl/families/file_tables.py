@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _NULL = "= null"
+# The parts of a regular expression: those that stand for characters, then groups, the ends of
+# groups with what repeats them, and quantifiers and alternatives.
+_PARTS_OF_PATTERN = re.compile(
+    r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])|(\((?:\?(?:P?<\w+>|<?[=!]|[:>#]|[a-zA-Z-]+:?))?"
+    r"|\)(?:[*+?]|\{[\d,]+\})?|[*+?|]|\{[\d,]+\})"
+)
 _FILLED = re.compile(r"\{(?:expert|kind)?\}")
 _MOST_NAMED = 40
 _HINT = "docs/contributing.md explains each entry of such a file"
@@ -136,13 +142,19 @@ class FileTable:
         return found
 
     def patterns(self, name: str) -> tuple[str, ...]:
-        """Take a list of regular expressions."""
+        """Take a list of regular expressions, in which no group with a choice is repeated."""
         found = self.texts(name)
         try:
             for pattern in found:
                 re.compile(pattern)
         except re.error as error:
             self.fail(f"has a pattern that is not valid: {error}", name)
+        for pattern in filter(_has_slow_group, found):
+            self.fail(
+                f"has the pattern `{pattern}`, which repeats a group with a quantifier or an "
+                "alternative: to match it could take very long",
+                name,
+            )
         return found
 
     def number(self, name: str) -> int:
@@ -222,6 +234,24 @@ class FileTable:
         if type(value) is not wanted:
             self.fail(f"must be {called}", name)
         return value
+
+
+def _has_slow_group(pattern: str) -> bool:
+    """Whether a regular expression repeats a group that can match a text in several ways."""
+    open_groups, is_slow = [False], False
+    for escaped, text in _PARTS_OF_PATTERN.findall(pattern):
+        if escaped:
+            continue
+        if text.startswith("("):
+            open_groups.append(False)
+        elif text.startswith(")"):
+            has_choice = open_groups.pop()
+            is_repeated = text[-1] in "*+}"
+            is_slow = is_slow or (has_choice and is_repeated)
+            open_groups[-1] = open_groups[-1] or has_choice or is_repeated
+        else:
+            open_groups[-1] = True
+    return is_slow
 
 
 def read_map(table: FileTable) -> dict[str, Any]:

@@ -248,12 +248,15 @@ def window_flags(period: int) -> tuple[Key, ...]:
     return window_keys(period, pattern=True)[1:]
 
 
-def every_but(period: int | str) -> Callable[[Fields], tuple[bool, ...]]:
-    """Return a default that marks all layers except the last of each `period`, or of a field's."""
+def every_but(period: int | str, *, first: bool = False) -> Callable[[Fields], tuple[bool, ...]]:
+    """Return a default that marks all layers except the last, or the first, of each period.
+
+    `period` is a number of layers, or the field that has it.
+    """
 
     def mark(fields: Fields) -> tuple[bool, ...]:
         length = fields[period] if isinstance(period, str) else period
-        return tuple((layer + 1) % length != 0 for layer in range(fields["layers"]))
+        return tuple((layer + (not first)) % length != 0 for layer in range(fields["layers"]))
 
     return mark
 

@@ -156,6 +156,19 @@ def with_older_names(document: Mapping[str, Any], older: Mapping[str, str]) -> M
     return {**called, **document}
 
 
+def with_rope_defaults(
+    document: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return config.json with the RoPE keys that its class assumes if it states no object of them.
+
+    A `rope_theta` of its own stays.
+    """
+    if not defaults or document.get("rope_scaling") or document.get("rope_parameters"):
+        return document
+    own = {name: document[name] for name in ("rope_theta",) if document.get(name) is not None}
+    return {**document, "rope_parameters": {**defaults, **own}}
+
+
 def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json with all RoPE keys in `rope_parameters`.
 
