@@ -32,13 +32,14 @@ from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
 from weightctl.families.rope_factors import (
+    RopeScaling,
+    inverse_frequencies,
     llama3_scaling,
     long_factors,
     rope_factors,
     short_factors,
     with_llama3,
 )
-from weightctl.families.rope_scaling import RopeScaling, inverse_frequencies
 from weightctl.families.towers import find_tower
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.metadata import MetadataValue

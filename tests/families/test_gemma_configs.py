@@ -23,7 +23,7 @@ from weightctl.device import CPU
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_gguf, from_hugging_face
-from weightctl.families.rope_scaling import RopeScaling
+from weightctl.families.rope_factors import RopeScaling
 from weightctl.families.windowed_layers import WORDS
 from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType

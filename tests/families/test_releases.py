@@ -30,7 +30,7 @@ from weightctl.families.keys import RowCount
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.parts import shape_of
 from weightctl.families.recognition import find_typed_family
-from weightctl.families.rope_scaling import RopeScaling
+from weightctl.families.rope_factors import RopeScaling
 from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo

@@ -22,7 +22,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.mtp import with_mtp_layers
-from weightctl.families.rotations import find_rotated_share
+from weightctl.families.rope import find_rotated_share
 from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
@@ -532,6 +532,7 @@ def test_published_and_current_config_files_mean_the_same() -> None:
             "attention_factor",
         ),
         ({"rope_parameters": [1]}, "not a JSON object"),
+        ({"rope_scaling": {"type": "llama3", **STRETCHED}}, "one of `default`, `linear`, `yarn`"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], said: str) -> None:

@@ -31,7 +31,7 @@ from weightctl.families.lines import LINES as USUAL
 from weightctl.families.mtp_tensors import MOST_LAYERS, MtpTensors
 from weightctl.families.parts import part_of_layer, role, shape_of
 from weightctl.families.recognition import recognize
-from weightctl.families.rope_keys import HEAD_MULTIPLIER, LONGROPE_KEYS
+from weightctl.families.rope import HEAD_MULTIPLIER, LONGROPE_KEYS
 from weightctl.families.state_space import Unlimited
 from weightctl.families.steps import (
     AS_COLUMN,

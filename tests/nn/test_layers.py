@@ -14,7 +14,7 @@ from runs import run
 from torch_layers import difference, numbers, seeded, taken
 from weightctl.dtype import DType, QuantizationEncoding
 from weightctl.errors import GraphError
-from weightctl.families.rope_scaling import inverse_frequencies
+from weightctl.families.rope_factors import inverse_frequencies
 from weightctl.graph import ops
 from weightctl.nn import FrequencyFactors, Module, RopeScaling, RotaryEmbedding
 from weightctl.nn.attention import Attention

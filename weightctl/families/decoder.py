@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from weightctl.families.keys import Fields
-    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.families.rope_factors import RopeScaling
 
 # The fields with a value for each layer, and how messages call them.
 _LISTED = {

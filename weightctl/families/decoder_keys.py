@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same
+from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same, with_keys
 from weightctl.families.kinds import (
     ACTIVATION,
     CAUSAL,
@@ -21,8 +21,7 @@ from weightctl.families.kinds import (
     OrNone,
     Real,
 )
-from weightctl.families.rope_keys import ROPE_KEYS
-from weightctl.families.rotations import check_heads, find_rotary_size, scaling
+from weightctl.families.rope import ROPE_KEYS, check_heads, scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,15 +142,6 @@ PLAIN_HEADS = (
         gguf_default=quotient("hidden", "heads")),
 )  # fmt: skip
 
-# For families in which only a part of each head is rotated.
-PARTIAL_ROPE = Key(
-    field="rope_dimensions",
-    kind=SIZE,
-    default=find_rotary_size,
-    gguf_default=same("head_dim"),
-    gguf="{arch}.rope.dimension_count",
-)
-
 _FACTOR = Real(0, 1e9)
 MULTIPLIERS: Mapping[str, Key] = {
     key.field: key
@@ -173,24 +163,6 @@ MULTIPLIERS: Mapping[str, Key] = {
 def list_multipliers(*names: str) -> tuple[Key, ...]:
     """Return the keys of factors by their fields."""
     return tuple(MULTIPLIERS[name] for name in names)
-
-
-def with_keys(
-    keys: tuple[Key, ...], *others: Key, without: tuple[str, ...] = ()
-) -> tuple[Key, ...]:
-    """Return keys with some replaced by `others` for the same fields, and some fields left out.
-
-    Keys of additional fields come last, so that their defaults can be computed from the rest.
-    """
-    added, replaced = {key.field for key in others}, set[str]()
-    made: list[Key] = []
-    for key in keys:
-        if key.field not in added:
-            made += () if key.field in without else (key,)
-        elif key.field not in replaced:
-            made += (each for each in others if each.field == key.field)
-            replaced.add(key.field)
-    return (*made, *(key for key in others if key.field not in replaced))
 
 
 # The keys of Gemma models without those of RoPE.

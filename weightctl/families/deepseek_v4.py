@@ -18,15 +18,15 @@ from weightctl.families.compressed import (
     OVERLAPPING,
 )
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, activation, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, activation
 from weightctl.families.experts import SHARED_COUNT_KEYS, checking_experts, expert_keys
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import Key, same
+from weightctl.families.keys import Key, same, with_keys
 from weightctl.families.kinds import EPSILON, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.latent import NO_BIASES, NO_MLP_BIASES
 from weightctl.families.layers import Layered, Uniform
 from weightctl.families.lines import line
-from weightctl.families.rotations import scaling
+from weightctl.families.rope import TYPES_WITHOUT_LLAMA3, scaling
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ _HIDDEN_KEYS = {
 _KEYS = expert_keys(
     with_keys(
         tuple(key for key in DECODER_KEYS if key.field not in _HIDDEN_KEYS),
+        *TYPES_WITHOUT_LLAMA3,
         Key(field="kv_heads", kind=Exactly(1, "more than one KV head is not supported"), default=1,
             gguf="{arch}.attention.head_count_kv", gguf_default=1, written=True),
         Key(field="head_dim", kind=SIZE, default=512, gguf="{arch}.attention.key_length",

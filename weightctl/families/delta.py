@@ -11,22 +11,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import (
-    DECODER_KEYS,
-    PARTIAL_ROPE,
-    activation,
-    check_decoder,
-    with_keys,
-)
+from weightctl.families.decoder_keys import DECODER_KEYS, activation, check_decoder
 from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
-from weightctl.families.keys import Key, quotient
+from weightctl.families.keys import GLOBAL, Key, quotient, with_keys
 from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.rope import PARTIAL_ROPE
+from weightctl.families.rope import standard as standard_rope
 from weightctl.families.steps import PLUS_ONE, group_heads, tile_delta_heads
-from weightctl.families.windowed_layers import FLAGS, GLOBAL
+from weightctl.families.windowed_layers import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import with_keys
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, quotient, same
+from weightctl.families.keys import Key, quotient, same, with_keys
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.layers import ONES, from_layer
 from weightctl.families.lines import line

@@ -9,18 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import (
-    DECODER_KEYS,
-    LAYER_NORM,
-    activation,
-    check_decoder,
-    with_keys,
-)
+from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, activation, check_decoder
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import IsAbsent, Key, product
+from weightctl.families.keys import IsAbsent, Key, product, with_keys
 from weightctl.families.kinds import FLAG, HEADS, SIZE, Exactly, OrNone, WholeNumber
 from weightctl.families.lines import layer_lines, line
-from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.rope import standard as standard_rope
 from weightctl.families.steps import group_heads, reorder_rows
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, SILU, check_decoder, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, SILU, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
-from weightctl.families.keys import Key, Present
+from weightctl.families.keys import Key, Present, with_keys
 from weightctl.families.kinds import FLAG, SIZE, Exactly, Real, Reals
 from weightctl.families.lines import DECODER, adapt, line
-from weightctl.families.rope_keys import standard as standard_rope
+from weightctl.families.rope import standard as standard_rope
 from weightctl.families.state_space import (
     check_heads_of_states,
     mamba2_keys,

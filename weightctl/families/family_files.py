@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import with_keys
 from weightctl.families.experts import (
     checking_experts,
     expert_keys,
@@ -38,6 +37,7 @@ from weightctl.families.groups import (
     LINE_GROUPS,
     MODELS,
 )
+from weightctl.families.keys import with_keys
 from weightctl.families.lines import adapt
 from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
@@ -334,6 +334,6 @@ def _read_rope_by_layer(top: FileTable, keys: tuple[Key, ...]) -> tuple[Key, ...
         return keys
     far, near = bases.real("full"), bases.real("windowed") if "windowed" in bases else None
     bases.end()
-    from weightctl.families.layer_rope import keys_of_global_layers, local_base_key
+    from weightctl.families.rope import keys_of_global_layers, local_base_key
 
     return (*keys_of_global_layers(keys, far), *([] if near is None else [local_base_key(near)]))

@@ -33,7 +33,7 @@ from weightctl.families.kinds import (
 )
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES
-from weightctl.families.rope_keys import with_older_names, with_rope_defaults
+from weightctl.families.rope import with_older_names, with_rope_defaults
 from weightctl.families.steps import in_turn
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list

@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder
 from weightctl.families.family import Family, ModelType, at_layer
-from weightctl.families.keys import IsAbsent, Key
+from weightctl.families.keys import LOCAL, IsAbsent, Key, with_keys
 from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, Exactly, OrNone, Real
-from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.per_layer import (
@@ -29,7 +28,7 @@ from weightctl.families.per_layer import (
     share_keys,
     with_lines,
 )
-from weightctl.families.rope_keys import GEMMA_ROPE
+from weightctl.families.rope import GEMMA_ROPE, keys_of_global_layers, rope_by_layer
 from weightctl.families.sizes_by_type import unify
 from weightctl.families.streams import (
     STREAM_KEYS,
@@ -38,8 +37,8 @@ from weightctl.families.streams import (
     STREAM_OUTPUT_LINES,
     find_usual_sparsity,
 )
-from weightctl.families.windowed_layers import FLAGS, LOCAL, WORDS, mark_windowed_layers
-from weightctl.text.untyped import is_list, is_sequence
+from weightctl.families.windowed_layers import FLAGS, WORDS, mark_windowed_layers
+from weightctl.text.untyped import is_list, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,11 +14,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS
 from weightctl.families.experts import stacked_gate_up
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import IsAbsent, Key, LayersWith, Present, same
+from weightctl.families.keys import (
+    GLOBAL,
+    LOCAL,
+    IsAbsent,
+    Key,
+    LayersWith,
+    Present,
+    same,
+    with_keys,
+)
 from weightctl.families.kinds import (
     ACTIVATION,
     FLAG,
@@ -29,7 +38,6 @@ from weightctl.families.kinds import (
     Real,
     WholeNumber,
 )
-from weightctl.families.layer_rope import object_of, rope_by_layer
 from weightctl.families.layers import ONES, LayerChoice
 from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.per_layer import (
@@ -42,15 +50,11 @@ from weightctl.families.per_layer import (
     share_keys,
     with_lines,
 )
-from weightctl.families.proportional_rope import (
-    FACTORS_LINE,
-    PROPORTIONAL_KEYS,
-    make_proportional,
-)
-from weightctl.families.rotations import check_heads
+from weightctl.families.rope import PROPORTIONAL_KEYS, check_heads, make_proportional, rope_by_layer
+from weightctl.families.rope_factors import PROPORTIONAL_LINES
 from weightctl.families.sizes_by_type import LAYER_WIDTHS, SIZES_BY_TYPE, unify
-from weightctl.families.windowed_layers import FLAGS, GLOBAL, LOCAL, WORDS, mark_windowed_layers
-from weightctl.text.untyped import is_list, is_object
+from weightctl.families.windowed_layers import FLAGS, WORDS, mark_windowed_layers
+from weightctl.text.untyped import is_list, is_object, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -267,7 +271,7 @@ _LINES = share_keys(
     adapt(
         DECODER,
         {
-            "rope_factors": {**FACTORS_LINE},
+            **PROPORTIONAL_LINES,
             "attention.v": {"unless": "values_from_keys"},
             "attention.q_norm": {},
             "attention.k_norm": {},

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from weightctl.families.kinds import Kind
     from weightctl.weights.info import TensorInfo
 
+# The words of config.json for layers with full attention, and with a sliding window.
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # Whose names a checkpoint uses: those of llama.cpp, or those of transformers.
 NamingConvention: TypeAlias = Literal["gguf", "hugging_face"]
 Fields: TypeAlias = Mapping[str, Any]
@@ -215,3 +217,21 @@ class Key:
             is_known = bool(self.gguf) or self.seen is not None
             return is_known or self.gguf_default is not REQUIRED
         return bool(self.hugging_face) or self.default is not REQUIRED
+
+
+def with_keys(
+    keys: tuple[Key, ...], *others: Key, without: tuple[str, ...] = ()
+) -> tuple[Key, ...]:
+    """Return keys with some replaced by `others` for the same fields, and some fields left out.
+
+    Keys of additional fields come last, so that their defaults can be computed from the rest.
+    """
+    added, replaced = {key.field for key in others}, set[str]()
+    made: list[Key] = []
+    for key in keys:
+        if key.field not in added:
+            made += () if key.field in without else (key,)
+        elif key.field not in replaced:
+            made += (each for each in others if each.field == key.field)
+            replaced.add(key.field)
+    return (*made, *(key for key in others if key.field not in replaced))

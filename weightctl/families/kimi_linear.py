@@ -13,12 +13,7 @@ from operator import not_
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import (
-    DECODER_KEYS,
-    activation,
-    rename_keys,
-    with_keys,
-)
+from weightctl.families.decoder_keys import DECODER_KEYS, activation, rename_keys
 from weightctl.families.experts import (
     ROUTED_KEYS,
     ROUTED_LINES,
@@ -30,7 +25,7 @@ from weightctl.families.experts import (
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
-from weightctl.families.keys import Key, same
+from weightctl.families.keys import GLOBAL, Key, same, with_keys
 from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber
 from weightctl.families.latent import (
     LATENT_DECODER,
@@ -39,13 +34,11 @@ from weightctl.families.latent import (
     joined_form,
     latent_keys,
 )
-from weightctl.families.layer_rope import object_of
 from weightctl.families.layers import ONES, LayerChoice, LayerValues, from_layer
 from weightctl.families.lines import adapt
-from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.steps import MINUS_EXP, extra_axes
-from weightctl.families.windowed_layers import GLOBAL
-from weightctl.text.untyped import is_list, is_sequence
+from weightctl.text.untyped import is_list, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,13 +12,13 @@ from math import log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, same
+from weightctl.families.keys import Key, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
 from weightctl.families.layers import LayersAlike
 from weightctl.families.lines import line, lines
-from weightctl.families.rotations import scaling
+from weightctl.families.rope import scaling
 from weightctl.families.steps import group_heads, turn_heads
 
 if TYPE_CHECKING:

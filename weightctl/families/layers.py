@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.keys import Key
+from weightctl.families.keys import GLOBAL, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
-from weightctl.families.windowed_layers import FLAGS, GLOBAL, WORDS, pattern_keys
+from weightctl.families.windowed_layers import FLAGS, WORDS, pattern_keys
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:

@@ -14,12 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import (
-    DECODER_KEYS,
-    PARTIAL_ROPE,
-    check_decoder,
-    with_keys,
-)
+from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder
 from weightctl.families.experts import (
     EXPERT_WIDTH,
     GROUP_KEYS,
@@ -31,15 +26,20 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion, qkv_form
-from weightctl.families.keys import Key, LayersWith, same
+from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
-from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.layers import ONES, LayerChoice, Layered
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
-from weightctl.families.rotations import find_rotary_size, find_rotated_share
-from weightctl.families.windowed_layers import GLOBAL, LOCAL, WORDS
-from weightctl.text.untyped import is_list
+from weightctl.families.rope import (
+    PARTIAL_ROPE,
+    find_rotary_size,
+    find_rotated_share,
+    keys_of_global_layers,
+    rope_by_layer,
+)
+from weightctl.families.windowed_layers import WORDS
+from weightctl.text.untyped import is_list, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.kinds import show_value
-from weightctl.families.layer_rope import object_of
-from weightctl.families.rope_keys import standard_of
+from weightctl.families.rope import standard, with_older_names
+from weightctl.text.untyped import object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,12 +83,11 @@ _TEXTS = {
     "voxtral": "llama",
 }
 # The names in InternLM's own code.
-_usual_standard = standard_of({"attention_bias": "qkv_bias", "mlp_bias": "bias"})
+_OLDER = {"attention_bias": "qkv_bias", "mlp_bias": "bias"}
 
 
 def standard_llama(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model, which multimodal models contain."""
     usual = _TEXTS.get(document["model_type"])
-    if usual is None:
-        return _usual_standard(document)
-    return _usual_standard(text_of_type(document, usual))
+    text = document if usual is None else text_of_type(document, usual)
+    return standard(with_older_names(text, _OLDER))

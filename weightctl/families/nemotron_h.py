@@ -9,20 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.decoder_keys import (
-    DECODER_KEYS,
-    LAYER_NORM,
-    activation,
-    check_decoder,
-    with_keys,
-)
+from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, activation, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.hybrid import check_kv_heads, hybrid_lines
-from weightctl.families.keys import Key, PresentInLayer, same
+from weightctl.families.keys import Key, PresentInLayer, same, with_keys
 from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.families.layers import ONES, LayerValues
 from weightctl.families.lines import DECODER, adapt, line
-from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.state_space import check_heads_of_states, mamba2_keys, mamba2_roles
 from weightctl.text.untyped import is_list, is_sequence
 

@@ -22,8 +22,7 @@ SSM_HEADS = ("SSM head", "group")
 LRU_BLOCKS = ("block", "block")
 
 # The extents that ranks divide: query heads, KV heads, the inner elements of an MLP, tokens, and
-# heads,
-# blocks or channels of recurrent layers.
+# heads, blocks or channels of recurrent layers.
 # Every rank has all of the other extents: elements of one head, rotated pairs, positions.
 _SHARED: frozenset[Extent] = frozenset(
     {

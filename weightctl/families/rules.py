@@ -15,27 +15,30 @@ from weightctl.families.delta import find_unlike_delta
 from weightctl.families.experts import checking_experts
 from weightctl.families.heads import check_head, reading_head
 from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
-from weightctl.families.keys import Key, LayersWith
+from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith
 from weightctl.families.kinds import LAYERS, SIZE, Real, WholeNumber, show_value
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
-from weightctl.families.layer_rope import keys_of_global_layers, object_of, rope_by_layer
 from weightctl.families.layers import ONES, LayerChoice, every_but
 from weightctl.families.multimodal import standard_llama, standard_text
-from weightctl.families.rope_keys import GEMMA_ROPE, standard
-from weightctl.families.rope_sections import find_empty_sections, with_default_rope
+from weightctl.families.rope import (
+    GEMMA_ROPE,
+    find_empty_sections,
+    keys_of_global_layers,
+    rope_by_layer,
+    standard,
+    with_default_rope,
+)
 from weightctl.families.state_space import check_heads_of_states, without_auto
 from weightctl.families.steps import Change, alternate, group_heads, scaled_queries
 from weightctl.families.windowed_layers import (
     FLAGS,
-    GLOBAL,
-    LOCAL,
     WORDS,
     mark_windowed_layers,
     pattern_keys,
     standard_windows,
     with_layer_types,
 )
-from weightctl.text.untyped import is_list, is_object, is_sequence
+from weightctl.text.untyped import is_list, is_object, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
-from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder, with_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder
 from weightctl.families.family import Family, ModelType, Name, WeightAxes, at_layer
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, quotient, same
+from weightctl.families.keys import Key, quotient, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
-from weightctl.families.rope_keys import ROPE_KEYS
+from weightctl.families.rope import ROPE_KEYS
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.decoder_keys import DECODER_KEYS, rename_keys, with_keys
-from weightctl.families.keys import Key, quotient
+from weightctl.families.decoder_keys import DECODER_KEYS, rename_keys
+from weightctl.families.keys import Key, quotient, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.text.untyped import is_object, is_sequence
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.decoder_keys import check_decoder
-from weightctl.families.keys import Key
+from weightctl.families.keys import GLOBAL, LOCAL, Key
 from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
-from weightctl.families.rope_keys import standard
+from weightctl.families.rope import standard
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.families.keys import Fields
-
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 class LayerWords(NamedTuple):

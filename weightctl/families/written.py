@@ -12,8 +12,7 @@ from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.loaded import find_unloaded_layers, find_unloaded_tensors
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import to_block_values
-from weightctl.families.rope_keys import for_older
-from weightctl.families.rotations import convert_rope_fields
+from weightctl.families.rope import convert_rope_fields, for_older
 from weightctl.text.untyped import is_sequence
 from weightctl.weights.metadata import MetadataValue, element_type
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.families.rope_scaling import RopeScaling
+    from weightctl.families.rope_factors import RopeScaling
     from weightctl.nn.across_ranks import Parallel, parallel
     from weightctl.nn.attention import Attention
     from weightctl.nn.base_layer import (
@@ -65,7 +65,7 @@ _NAMES = {
     "Module": "weightctl.nn.module:Module",
     "Parallel": "weightctl.nn.across_ranks:Parallel",
     "RMSNorm": "weightctl.nn.norm:RMSNorm",
-    "RopeScaling": "weightctl.families.rope_scaling:RopeScaling",
+    "RopeScaling": "weightctl.families.rope_factors:RopeScaling",
     "RotaryEmbedding": "weightctl.nn.rope:RotaryEmbedding",
     "add_layer_hook": "weightctl.nn.base_layer:add_layer_hook",
     "clear_hooks": "weightctl.nn.base_layer:clear_hooks",

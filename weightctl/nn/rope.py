@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.families.rope_scaling import RopeScaling, inverse_frequencies
+from weightctl.families.rope_factors import RopeScaling, inverse_frequencies
 from weightctl.graph import ops
 from weightctl.graph.weight import Weight
 from weightctl.nn.module import Module

@@ -1,8 +1,8 @@
-"""Type checks for values that were read from a file."""
+"""Type checks for values that were read from a file, and JSON objects in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 
@@ -34,3 +34,16 @@ def is_text_map(content: object) -> TypeGuard[dict[str, str]]:
 def is_tuple(content: object) -> TypeGuard[tuple[Any, ...]]:
     """Whether a value is a plain tuple and not a named tuple."""
     return type(content) is tuple
+
+
+def object_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the JSON object at a key, an empty one if the key is missing or null.
+
+    Raises `ValueError` if the value is not an object.
+    """
+    found: Any = document.get(name)
+    if found is None:
+        return {}
+    if not is_object(found):
+        raise ValueError(f"`{name}` is not a JSON object")
+    return found

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.common_keys import describe_foreign_classes
-from weightctl.families.layer_rope import object_of
 from weightctl.families.loaded import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
@@ -19,6 +18,7 @@ from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
 from weightctl.schemes.settings import without_settings
 from weightctl.system.phases import begin_phase
+from weightctl.text.untyped import object_of
 from weightctl.text.wording import join_names, pluralize
 from weightctl.translate import card, tokenizer
 from weightctl.translate.copies import check_copies

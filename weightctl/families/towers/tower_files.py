@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import with_keys
 from weightctl.families.family import Family, Name, WeightAxes
 from weightctl.families.file_rows import (
     check_fields,
@@ -26,7 +25,7 @@ from weightctl.families.file_rows import (
 )
 from weightctl.families.file_tables import FileTable, open_table, read_texts
 from weightctl.families.groups import KEY_GROUPS, TOWER_RULES
-from weightctl.families.keys import Key
+from weightctl.families.keys import Key, with_keys
 from weightctl.families.kinds import Exactly
 from weightctl.families.model import CLIP
 from weightctl.families.towers.rules import CHANNELS

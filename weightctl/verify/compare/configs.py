@@ -12,7 +12,7 @@ from weightctl.errors import GraphError, WeightctlError
 from weightctl.families.configs import Read, is_same_float32, shortest
 from weightctl.families.keys import Present, PresentInLayer
 from weightctl.families.kinds import show_value, show_values_apart
-from weightctl.families.rope_scaling import inverse_frequencies
+from weightctl.families.rope_factors import inverse_frequencies
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.config_keys import Spelling, find_spelling
 from weightctl.verify.results import Explanation, Problem
