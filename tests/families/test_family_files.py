@@ -441,6 +441,23 @@ def test_a_tower_that_cannot_be_added_is_refused(tmp_path: Path) -> None:
     assert "toyv" not in TOWERS
 
 
+def test_a_key_that_no_row_of_it_reads_is_a_note(place: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(place / "model", model)
+    config = json.loads((model / "config.json").read_text())
+    # A row reads the first, a rule the second, and nothing the others; the last says nothing.
+    config |= {"rms_norm_eps": 1e-5, "size_of_heads": 32, "logit_cap": 30.0, "gates": None}
+    config.pop("head_dim", None)
+    (model / "config.json").write_text(json.dumps(config))
+    (tmp_path / "toy.toml").write_text(f'rename = {{head_dim = "size_of_heads"}}\n{OWN}')
+    own = ("--family", tmp_path / "toy.toml")
+    done = run_command("convert", model, tmp_path / "out.gguf", *own)
+    assert done.returncode == 0, done.stderr
+    assert "the family toy does not read `logit_cap`, so the model may compute" in done.stderr
+    done = run_command("convert", place / "model", tmp_path / "2.gguf", *own)
+    assert "does not read" not in done.stderr
+
+
 @each(
     "name, text, match",
     [
@@ -523,6 +540,27 @@ def test_a_draft_of_a_model_with_other_names_is_read(tiny_llama: Path, tmp_path:
     assert run_command("convert", tiny_llama, tmp_path / "b.gguf").returncode == 0
     done = run_command("diff", tmp_path / "a.gguf", tmp_path / "b.gguf", "--hash")
     assert "30 tensors, no difference" in done.stdout
+
+
+@each(
+    "model_type, default, missing",
+    [("diffllama", "layers = 16", "mlp_bias"), ("cohere2_moe", "layers = 40", "mlp_bias")],
+)
+def test_a_draft_has_what_the_source_of_transformers_states(
+    model_type: str, default: str, missing: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_llama, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"model_type": model_type}))
+    done = run_command("ls", model, "--draft-family")
+    assert done.returncode == 0, done.stderr
+    table = re.search(rf'\[types."{model_type}".defaults\]\n(.+?)\n\n', done.stdout, re.DOTALL)
+    assert table
+    assert default in table[1].replace('"', "").split("\n")
+    assert re.search(f"# undecided: transformers.*{missing}", done.stdout)
+    assert tomllib.loads(done.stdout)["base"] == "llama"
+    assert ("neighboring" in done.stdout) == (model_type == "cohere2_moe")
 
 
 def test_a_hostile_name_does_not_end_a_comment(place: Path, tmp_path: Path) -> None:

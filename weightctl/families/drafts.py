@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
+from contextlib import suppress
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import WeightctlError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.added import with_families
+from weightctl.families.common_keys import HARMLESS, REFUSED, USED
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.index import TABLES
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 _LAYER, _MASK, _EXPERT = "model.layers.N.", "N", "{expert}"
 _UNDECIDED = "# undecided: "
+# RoPE of neighboring values, in transformers' modules.
+_INTERLEAVED = re.compile(r"\[\.\.\., 0?::2\]")
 
 
 class _AlikeTensors(NamedTuple):
@@ -40,11 +46,19 @@ class _AlikeTensors(NamedTuple):
     kinds: set[str]
 
 
+class _StatedClass(NamedTuple):
+    """What the source of transformers states about a type: keys with defaults, and its RoPE."""
+
+    defaults: Mapping[str, Any]
+    is_interleaved: bool
+
+
 def draft_family(weights: Checkpoint) -> str:
     """Return a draft of the file of a family for a model, to be completed by hand.
 
     The family is based on the supported one that is most similar. Tensors with other names get the
-    roles that llama.cpp's list of names gives them. What is not decided is a comment. Raises
+    roles that llama.cpp's list of names gives them. If transformers is installed, its class states
+    defaults; its source is read, and not run. What is not decided is a comment. Raises
     `ArchitectureError` if there is no config.json.
     """
     header = header_of(weights)
@@ -56,11 +70,14 @@ def draft_family(weights: Checkpoint) -> str:
     for each in tensors:
         stem, _, kind = mask_numbers(each.name).rpartition(".")
         alike.setdefault(stem, _AlikeTensors(each.shape, set())).kinds.add(kind)
+    stated = _read_class(str(document.get(MODEL_TYPE)))
     text = "\n".join(
         chain(
             _list_head(base, document),
+            [] if stated is None else _list_defaults(base, document, stated),
             _list_tensors(base, alike),
             _list_keys(document, [] if near is None else near.unread),
+            [] if stated is None else _list_missing(base, stated),
         )
     )
     # Names of files and tensors come from the model, and must not end a comment.
@@ -79,6 +96,62 @@ def _list_head(base: Family, document: Mapping[str, Any]) -> Iterator[str]:
     yield f"[types.{json.dumps(str(document.get(MODEL_TYPE, 'draft')))}]"
     classes = document.get("architectures")
     yield f"class = {json.dumps(str(classes[0]) if is_list(classes) and classes else '')}"
+
+
+def _read_class(model_type: str) -> _StatedClass | None:
+    """Return what transformers' source states about a type, None if it does not have the type."""
+    package = find_spec("transformers")
+    folders = None if package is None else package.submodule_search_locations
+    if not folders or not re.fullmatch(r"\w+", model_type):
+        return None
+    folder = Path(folders[0], "models", model_type)
+    try:
+        tree = ast.parse((folder / f"configuration_{model_type}.py").read_text("utf-8"))
+        module = (folder / f"modeling_{model_type}.py").read_text("utf-8")
+    except (OSError, SyntaxError, ValueError):
+        return None
+    classes = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    made: dict[str, dict[str, Any]] = {}
+    for each in classes:
+        found: dict[str, Any] = {}
+        for row in each.body:
+            if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and row.value:
+                with suppress(ValueError):
+                    found[row.target.id] = ast.literal_eval(row.value)
+        made[each.name] = found
+    # A class of a multimodal model also has configs of its parts: the text model's has layers.
+    of_text = next((each for each in made.values() if "num_hidden_layers" in each), None)
+    return None if of_text is None else _StatedClass(of_text, bool(_INTERLEAVED.search(module)))
+
+
+def _list_defaults(
+    base: Family, document: Mapping[str, Any], stated: _StatedClass
+) -> Iterator[str]:
+    """Yield the defaults of transformers' class that differ from those of the base."""
+    lines: dict[str, str] = {}
+    for key in base.keys:
+        value = stated.defaults.get(key.hugging_face)
+        with suppress(ValueError):
+            value = None if value is None else key.kind.read(value)
+        if isinstance(value, bool | int | float | str) and value != key.default:
+            lines[key.field] = f"{json.dumps(key.field)} = {json.dumps(value)}"
+    if lines:
+        yield ""
+        yield f"[types.{json.dumps(str(document.get(MODEL_TYPE, 'draft')))}.defaults]"
+        yield from lines.values()
+
+
+def _list_missing(base: Family, stated: _StatedClass) -> Iterator[str]:
+    """Yield comments on what the class does not have, and on its RoPE."""
+    common = USED | HARMLESS | REFUSED.keys() | stated.defaults.keys()
+    for name in dict.fromkeys(key.hugging_face for key in base.keys):
+        if name and "." not in name and name not in common:
+            yield f"{_UNDECIDED}transformers' class lacks the key {json.dumps(name)} of the base"
+    if stated.is_interleaved and not base.blocks.get("rope_interleaved"):
+        yield (
+            f"{_UNDECIDED}transformers' RoPE seems to turn neighboring values, as "
+            "`blocks = {rope_interleaved = true}` states"
+        )
 
 
 def _list_tensors(base: Family, alike: Mapping[str, _AlikeTensors]) -> Iterator[str]:

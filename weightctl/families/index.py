@@ -97,3 +97,8 @@ def list_types(text: str) -> tuple[str, ...]:
 FAMILIES: dict[str, FamilyLine] = dict(
     sorted([*_MODULES.items(), *((path.stem, _read_line(path)) for path in TABLES.glob("*.toml"))])
 )
+
+
+def is_added(family: Family) -> bool:
+    """Whether a family is that of a user's file or of an installed package."""
+    return FAMILIES[family.name].family is family

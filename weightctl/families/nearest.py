@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families import FAMILIES
-from weightctl.families.common_keys import HARMLESS
+from weightctl.families.common_keys import HARMLESS, REFUSED
 from weightctl.families.model import ARCHITECTURE
 from weightctl.schemes.buffers import is_buffer
 from weightctl.text.folding import mask_numbers
@@ -89,6 +89,35 @@ def find_nearest(
     ]
     closest = max(likenesses, key=_rank)
     return None if 3 * len(closest.common) < len(kinds) or not kinds else closest
+
+
+def describe_unread_keys(family: Family, document: Mapping[str, Any]) -> str:
+    """Return a text about keys of config.json that neither rows nor rules of a family read.
+
+    It is empty if there are none. Keys that do not show what a model computes are left out.
+    """
+    rows = {key.hugging_face.partition(".")[0] for key in family.keys} | REFUSED.keys()
+    standard = family.standard(document)
+
+    def is_read_by_rule(name: str) -> bool:
+        rest = {key: value for key, value in document.items() if key != name}
+        try:
+            without = family.standard(rest)
+        except (KeyError, ValueError):
+            return True
+        return {**standard, name: None} != {**without, name: None}
+
+    unread = [
+        f"`{name}`"
+        for name in _list_keys(standard, {})["hugging_face"]
+        if name not in rows and not (name in document and is_read_by_rule(name))
+    ]
+    if not unread:
+        return ""
+    return (
+        f"the family {family.name} does not read {join_names(unread, _MOST)}, so the model may "
+        "compute something else"
+    )
 
 
 def _rank(each: Likeness) -> tuple[int, int, bool, int]:

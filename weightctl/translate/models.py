@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.common_keys import describe_foreign_classes
+from weightctl.families.index import is_added
 from weightctl.families.loaded import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
@@ -161,6 +162,12 @@ def _describe_left_out(
         )
     if foreign := describe_foreign_classes(checkpoint.family, checkpoint.document):
         yield f"{checkpoint.where}: {foreign}"
+    if checkpoint.document and is_added(checkpoint.family):
+        # The keys of other families were compared with those of transformers.
+        from weightctl.families.nearest import describe_unread_keys
+
+        if unread := describe_unread_keys(checkpoint.family, checkpoint.document):
+            yield f"{checkpoint.where}: {unread}"
     beside = checkpoint.beside
     tower = find_tower(checkpoint.document.get("model_type")) if beside else None
     if tower is not None:
