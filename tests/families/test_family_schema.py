@@ -122,7 +122,8 @@ def make_family_schema() -> Schema:
     tensors = rows(either(TEXT, the("tensor")))
     family = table(
         ["types"],
-        **dict.fromkeys(("base", "gguf", "prefix", "lacks", "layers", "not_run", "copied"), TEXT),
+        **dict.fromkeys(("base", "gguf", "prefix", "lacks", "layers", "notes"), TEXT),
+        **dict.fromkeys(("not_run", "copied"), TEXT),
         **dict.fromkeys(("in_llama_cpp", "keeps_window", "heads_fill_hidden", "runs"), FLAG),
         **{each: names(rules[each]) for each in ("completed", "unloaded")},
         **dict.fromkeys(("beside", "other_prefixes"), items(TEXT)),

@@ -9,7 +9,7 @@ from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 from typer.main import get_command
@@ -20,6 +20,7 @@ from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
+from weightctl.families import FAMILIES
 from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.formats import ALL_FORMATS, FORMATS
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
@@ -264,6 +265,22 @@ def _list_families() -> str:
     return f"{_table(head, rows)}\n\n{_list_missing_judges()}"
 
 
+def _list_family_notes() -> str:
+    """Return the notes of families as a list, in the order of the families."""
+    return "\n".join(
+        fill(
+            f"- {paragraph}",
+            120,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for _, line in sorted(FAMILIES.items())
+        for paragraph in line.load().notes.strip().split("\n\n")
+        if paragraph
+    )
+
+
 def _list_diffusion_families() -> str:
     rows = [
         [_code(name), _code(line.class_name), _code(line.original[0]), _code(line.diffusers[0])]
@@ -434,6 +451,7 @@ _TABLES: dict[str, Callable[..., str]] = {
     "diffusion-families": _list_diffusion_families,
     "dtypes": _list_dtypes,
     "families": _list_families,
+    "family-notes": _list_family_notes,
     "formats": _list_formats,
     "json": _list_json_keys,
     "options": _list_options,

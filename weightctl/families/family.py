@@ -260,6 +260,7 @@ class Family:
       `llama_cpp.toml` has the tensors and kinds of layers that it requires.
     - `differs`: what llama.cpp computes differently from transformers, or a function that returns
       this for the given fields, or None.
+    - `notes`: what users should know, in Markdown, for the documentation: paragraphs.
     """
 
     name: str
@@ -283,6 +284,7 @@ class Family:
     older: Mapping[str, str] = field(default_factory=dict[str, str])
     unloaded: Callable[[Fields], str | None] | None = None
     differs: str | Callable[[Fields], str | None] = ""
+    notes: str = ""
     gguf: str = ""
     is_of: Callable[[Mapping[str, MetadataValue]], bool] | None = None
     is_of_config: Callable[[Mapping[str, Any]], bool] | None = None

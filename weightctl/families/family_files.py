@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _LAYER = "layers.{}."
 _PARTS = 3
 # The fields of a `Family` that the file has under the same names.
-_TEXTS = ("gguf", "prefix", "lacks")
+_TEXTS = ("gguf", "prefix", "lacks", "notes")
 _FLAGS = ("in_llama_cpp", "keeps_window", "heads_fill_hidden")
 _MAPS = ("blocks", "older", "spellings")
 # What a family has of its base, besides tensors, keys and blocks. Rules are always stated.

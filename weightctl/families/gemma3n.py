@@ -188,8 +188,17 @@ _LINES = share_keys(
     )
 )
 
+_NOTES = """
+llama.cpp divides the variance of `gemma3n`'s sparse activations by one less than their number, and
+transformers by their number, so results differ a little. Tokens without embeddings for layers have
+those of token 0 in GGUF, as in transformers; llama.cpp's converter writes zeros, which `verify`
+reports. GGUF has no keys for many sizes of `gemma3n`: models with other sizes than llama.cpp
+assumes are run and sharded, but not converted to GGUF.
+"""
+
 FAMILY = Family(
     name="gemma3n",
+    notes=_NOTES,
     model_types={
         kind: ModelType(
             class_name=name,

@@ -182,8 +182,16 @@ def _check(fields: Fields) -> Fields:
     return check_decoder(fields)
 
 
+_NOTES = """
+transformers does not have `plamo2`. weightctl reads the names that llama.cpp's converter reads. The
+tests compare it with llama.cpp, and with a definition of the model in torch. Its tokenizer is not
+converted. weightctl writes the number of query heads to GGUF as one number. llama.cpp's converter
+writes a number for each layer, 0 in layers without attention; weightctl reads both.
+"""
+
 FAMILY = Family(
     name="plamo2",
+    notes=_NOTES,
     model_types={
         "plamo2": ModelType(
             class_name="Plamo2ForCausalLM",

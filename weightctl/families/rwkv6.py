@@ -174,8 +174,23 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+_NOTES = """
+transformers does not have `rwkv6` and `rwkv7`. weightctl reads the names of `RWKV/v6-Finch-1B6-HF`,
+and for `rwkv7` those of flash-linear-attention. The tests compare them with llama.cpp, and with
+definitions of the models in torch. As llama.cpp requires, weights of later layers of `rwkv6` are
+halved in GGUF files as `rescale_every` states. The tokenizer, `rwkv_vocab_v20230424.txt`, is
+converted in both directions; the end of a turn is the token of two line breaks, as in llama.cpp's
+converter. The chat template is converted if the model has one. llama.cpp also reads the text `<s>`
+as token 0, which no text contains in the original.
+
+The original files of RWKV-6 and RWKV-7 (`.pth`, with names such as `blocks.0.att.key.weight`) are
+listed with their family, and converted to GGUF; the config follows from the shapes of the tensors.
+For other outputs they keep their names.
+"""
+
 FAMILY = Family(
     name="rwkv6",
+    notes=_NOTES,
     model_types={
         "rwkv6": ModelType(
             class_name="Rwkv6ForCausalLM",
