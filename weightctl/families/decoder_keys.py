@@ -64,6 +64,18 @@ BIASES = (
 
 ATTENTION_BIAS = BIASES[0]
 ATTENTION_BIASES = BIASES[:2]
+NO_BIASES = Key(
+    field="attention_bias",
+    kind=Exactly(False, "attention biases are not supported"),
+    default=False,
+    hugging_face="attention_bias",
+)
+NO_MLP_BIASES = Key(
+    field="mlp_bias",
+    kind=Exactly(False, "biases of MLPs are not supported"),
+    default=False,
+    hugging_face="mlp_bias",
+)
 
 # For families whose norms are LayerNorms.
 LAYER_NORM = Key(
@@ -170,8 +182,7 @@ GEMMA_KEYS = with_keys(
     KEYS_WITHOUT_ROPE,
     Key(field="activation", kind=ACTIVATION.preferring("gelu_pytorch_tanh"), default="gelu_tanh",
         gguf_default="gelu_tanh", hugging_face="hidden_activation"),
-    Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
-        default=False, hugging_face="attention_bias"),
+    NO_BIASES,
     without=("experts", "tied"),
 )  # fmt: skip
 

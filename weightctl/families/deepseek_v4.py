@@ -18,12 +18,11 @@ from weightctl.families.compressed import (
     OVERLAPPING,
 )
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, activation
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, NO_MLP_BIASES, activation
 from weightctl.families.experts import SHARED_COUNT_KEYS, checking_experts, expert_keys
 from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import Key, same, with_keys
 from weightctl.families.kinds import EPSILON, LAYERS, SIZE, Exactly, Real, WholeNumber
-from weightctl.families.latent import NO_BIASES, NO_MLP_BIASES
 from weightctl.families.layers import Layered, Uniform
 from weightctl.families.lines import line
 from weightctl.families.rope import TYPES_WITHOUT_LLAMA3, scaling

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decoder
 from weightctl.families.family import Family, ModelType, at_layer
 from weightctl.families.keys import LOCAL, IsAbsent, Key, with_keys
-from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, Exactly, OrNone, Real
+from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, OrNone, Real
 from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.per_layer import (
@@ -161,8 +161,7 @@ _KEYS = (
         written=True),
     replace(_COUNT_SHARED, default=15, gguf_default=_count_shared),
     _OWN_KEYS,
-    Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
-        default=False, hugging_face="attention_bias"),
+    NO_BIASES,
     Key(field="softcap", kind=OrNone(Real(0, 1e9), 0.0), default=_SOFTCAP, gguf_default=_SOFTCAP,
         gguf="{arch}.final_logit_softcapping", hugging_face="final_logit_softcapping",
         written=True),

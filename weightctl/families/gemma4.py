@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES
 from weightctl.families.experts import stacked_gate_up
 from weightctl.families.family import Family, ModelType, Name, WeightAxes
 from weightctl.families.fusions import Fusion
@@ -33,7 +33,6 @@ from weightctl.families.kinds import (
     FLAG,
     SIZE,
     Choice,
-    Exactly,
     OrNone,
     Real,
     WholeNumber,
@@ -344,8 +343,7 @@ FAMILY = Family(
         *SIZES_BY_TYPE,
         *LAYER_WIDTHS,
         *_VALUES,
-        Key(field="has_biases", kind=Exactly(False, "attention biases are not supported"),
-            default=False, hugging_face="attention_bias"),
+        NO_BIASES,
         # Vision tokens see later ones in layers with a window; the tokens of texts never do.
         Key(field="sees_ahead", kind=Choice({"vision": "vision"}), default=None,
             hugging_face="use_bidirectional_attention"),

@@ -13,7 +13,7 @@ from operator import not_
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, activation, rename_keys
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, activation, rename_keys
 from weightctl.families.experts import (
     ROUTED_KEYS,
     ROUTED_LINES,
@@ -30,7 +30,6 @@ from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNu
 from weightctl.families.latent import (
     LATENT_DECODER,
     LATENT_SIZES,
-    NO_BIASES,
     joined_form,
     latent_keys,
 )

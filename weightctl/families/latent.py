@@ -120,18 +120,6 @@ def latent_keys(
 
 
 LATENT_KEYS = latent_keys(DECODER_KEYS)
-NO_BIASES = Key(
-    field="attention_bias",
-    kind=Exactly(False, "attention biases are not supported"),
-    default=False,
-    hugging_face="attention_bias",
-)
-NO_MLP_BIASES = Key(
-    field="mlp_bias",
-    kind=Exactly(False, "biases of MLPs are not supported"),
-    default=False,
-    hugging_face="mlp_bias",
-)
 # For families in which an indexer selects the keys that a query sees.
 INDEXED_DECODER = (
     *LATENT_DECODER[:-6],

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decoder
 from weightctl.families.experts import (
     EXPERT_WIDTH,
     GROUP_KEYS,
@@ -209,8 +209,7 @@ FAMILY = Family(
             gguf="{arch}.attention.value_length", hugging_face="v_head_dim"),
         Key(field="value_scale", kind=Real(0, 1e6), default=0.707, gguf_default=1.0,
             gguf="{arch}.attention.value_scale", hugging_face="attention_value_scale"),
-        Key(field="attention_bias", kind=Exactly(False, "attention biases are not supported"),
-            default=False, hugging_face="attention_bias"),
+        NO_BIASES,
         Key(field="local_rope_base", kind=Real(1e-6, 1e12, is_closed=True), default=_BASES[LOCAL],
             gguf_default=same("rope_base"), gguf="{arch}.rope.freq_base_swa",
             hugging_face=f"{_ROPE}.{LOCAL}.rope_theta"),
