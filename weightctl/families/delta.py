@@ -16,12 +16,11 @@ from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
 from weightctl.families.keys import GLOBAL, Key, quotient, with_keys
 from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
-from weightctl.families.layers import ONES, LayerChoice, every_but
+from weightctl.families.layers import FLAGS, ONES, LayerChoice, every_but
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope import PARTIAL_ROPE
 from weightctl.families.rope import standard as standard_rope
 from weightctl.families.steps import PLUS_ONE, group_heads, tile_delta_heads
-from weightctl.families.windowed_layers import FLAGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,6 +27,8 @@ _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 # The config field that states that the output is the embedding, without a weight of its own.
 _TIED = "tied"
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
+# How tensors that are computed from the config are described to users.
+OF_CONFIG = "of the config"
 
 # What the elements along an axis of a weight are: an extent that `families/parts.py` defines, or
 # the name of the config field with the number of elements.
@@ -330,6 +332,23 @@ class Family:
         for line in self.names:
             if line.unless == _TIED and at_layer(config, _TIED, 0):
                 yield from _list_tensors(line, 0, "weight", _NOTHING, config)
+
+    def list_made(
+        self, config: Config, convention: NamingConvention
+    ) -> Iterator[tuple[TensorNames, NDArray[np.float32]]]:
+        """Yield tensors of a naming convention whose values the other one has as config keys.
+
+        Each tensor comes with its values, float32.
+        """
+        for line in self.names:
+            numbers = None if line.made is None else line.made(config)
+            if numbers is None or line.template(convention) is None:
+                continue
+            for layer in range(config.layers if line.is_of_layers else 1):
+                gguf, hugging_face = (line.tensor(each, "weight", layer) for each in _CONVENTIONS)
+                module = f"{line.module}.weight".format(layer)
+                names = TensorNames(module, gguf, hugging_face, line, layer=layer)
+                yield names, numbers[layer] if line.is_of_layers else numbers
 
     def plain(self, name: str) -> str:
         """Return a name of Hugging Face's without its prefix, ending in `weight` or `bias`."""

@@ -17,8 +17,9 @@ from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decod
 from weightctl.families.family import Family, ModelType, at_layer
 from weightctl.families.keys import LOCAL, IsAbsent, Key, with_keys
 from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, OrNone, Real
-from weightctl.families.layers import LayerValues
+from weightctl.families.layers import FLAGS, WORDS, LayerValues, every_but
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.multimodal import take_text
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     SHARING_KEYS,
@@ -37,8 +38,7 @@ from weightctl.families.streams import (
     STREAM_OUTPUT_LINES,
     find_usual_sparsity,
 )
-from weightctl.families.windowed_layers import FLAGS, WORDS, mark_windowed_layers
-from weightctl.text.untyped import is_list, is_sequence, object_of
+from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,7 @@ _FIXED = {"laurel_rank": 64, "layer_input": 256, "streams": 4, "active_stream": 
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the text model, with one width if the layers have the same."""
-    text = _text(document)
+    text = take_text(document) if document.get("model_type") == "gemma3n" else document
     given = {name: value for name, value in text.items() if value is not None}
     # A cap of None is not the default.
     given |= {name: value for name, value in text.items() if name == "final_logit_softcapping"}
@@ -66,16 +66,7 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**given, **rope_by_layer(given)}
 
 
-def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    if document.get("model_type") != "gemma3n":
-        return document
-    text = object_of(document, "text_config")
-    # The output belongs to the whole model, and so does the key that states that it is tied.
-    return {**text, _TIED: document[_TIED]} if _TIED in document else text
-
-
-def _mark_windows(fields: Fields) -> tuple[bool, ...]:
-    return mark_windowed_layers(fields["layers"], _PERIOD)
+_mark_windows = every_but(_PERIOD)
 
 
 def _count_shared(fields: Fields) -> int:

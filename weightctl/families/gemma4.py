@@ -37,8 +37,9 @@ from weightctl.families.kinds import (
     Real,
     WholeNumber,
 )
-from weightctl.families.layers import ONES, LayerChoice
+from weightctl.families.layers import FLAGS, ONES, WORDS, LayerChoice, mark_windowed_layers
 from weightctl.families.lines import DECODER, adapt, line
+from weightctl.families.multimodal import take_text
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     MODEL_INPUT_LINES,
@@ -52,7 +53,6 @@ from weightctl.families.per_layer import (
 from weightctl.families.rope import PROPORTIONAL_KEYS, check_heads, make_proportional, rope_by_layer
 from weightctl.families.rope_factors import PROPORTIONAL_LINES
 from weightctl.families.sizes_by_type import LAYER_WIDTHS, SIZES_BY_TYPE, unify
-from weightctl.families.windowed_layers import FLAGS, WORDS, mark_windowed_layers
 from weightctl.text.untyped import is_list, is_object, object_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ _COUNT = WholeNumber(0, 1024)
 
 def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the text model, with the sizes of layers with full attention by name."""
-    made = dict(_text(document))
+    is_multimodal = document.get("model_type") in {"gemma4", "gemma4_unified"}
+    made = dict(take_text(document) if is_multimodal else document)
     if made.get("hidden_size_per_layer_input", 256) is None:
         made["hidden_size_per_layer_input"] = 0
     if is_list(made.get(_TYPES)) and made[_TYPES]:
@@ -99,14 +100,6 @@ def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if not made.get(_ROPE):
         made[_ROPE] = _USUAL_ROPE
     return {**made, **rope_by_layer(made)}
-
-
-def _text(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    if document.get("model_type") not in {"gemma4", "gemma4_unified"}:
-        return document
-    text = object_of(document, "text_config")
-    # The output belongs to the whole model, and so does the key that states that it is tied.
-    return {**text, _TIED: document[_TIED]} if _TIED in document else text
 
 
 def _find_global_sizes(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion, qkv_form
 from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
-from weightctl.families.layers import ONES, LayerChoice, Layered
+from weightctl.families.layers import ONES, WORDS, LayerChoice, Layered
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.rope import (
@@ -38,7 +38,6 @@ from weightctl.families.rope import (
     keys_of_global_layers,
     rope_by_layer,
 )
-from weightctl.families.windowed_layers import WORDS
 from weightctl.text.untyped import is_list, object_of
 
 if TYPE_CHECKING:

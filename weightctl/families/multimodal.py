@@ -55,7 +55,7 @@ def text_of_type(document: Mapping[str, Any], usual: str) -> Mapping[str, Any]:
             f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does not "
             f"support in models of the type {document[_TYPE]}; it supports {usual}"
         )
-    return _take_text(document)
+    return take_text(document)
 
 
 def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,10 +65,11 @@ def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if document[_TYPE].endswith("_text") or _TEXT not in document:
         return document
-    return _take_text(document)
+    return take_text(document)
 
 
-def _take_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def take_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model in that of a multimodal model."""
     # The output belongs to the whole model, and so does the key that states that it is tied.
     outer = {_TIED: document[_TIED]} if _TIED in document else {}
     return {**object_of(document, _TEXT), **outer}

@@ -18,8 +18,18 @@ from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
 from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith
 from weightctl.families.kinds import LAYERS, SIZE, Real, WholeNumber, show_value
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
-from weightctl.families.layers import ONES, LayerChoice, every_but
-from weightctl.families.multimodal import standard_llama, standard_text
+from weightctl.families.layers import (
+    FLAGS,
+    ONES,
+    WORDS,
+    LayerChoice,
+    every_but,
+    mark_windowed_layers,
+    pattern_keys,
+    standard_windows,
+    with_layer_types,
+)
+from weightctl.families.multimodal import standard_llama, standard_text, take_text
 from weightctl.families.rope import (
     GEMMA_ROPE,
     find_empty_sections,
@@ -30,14 +40,6 @@ from weightctl.families.rope import (
 )
 from weightctl.families.state_space import check_heads_of_states, without_auto
 from weightctl.families.steps import Change, alternate, group_heads, scaled_queries
-from weightctl.families.windowed_layers import (
-    FLAGS,
-    WORDS,
-    mark_windowed_layers,
-    pattern_keys,
-    standard_windows,
-    with_layer_types,
-)
 from weightctl.text.untyped import is_list, is_object, is_sequence, object_of
 
 if TYPE_CHECKING:
@@ -333,11 +335,6 @@ def scale_queries(layers_of_27b: int, part: str = "") -> Change:
     return scaled_queries(_query_scalar(layers_of_27b), is_norm=part == "norm")
 
 
-def mark_gemma2_windows(fields: Fields) -> tuple[bool, ...]:
-    """Mark every second layer."""
-    return mark_windowed_layers(fields["layers"], 2)
-
-
 def check_gemma2(fields: Fields) -> Fields:
     """Return the fields as `DecoderConfig` has them; raises `ValueError` if they contradict."""
     if fields.get("local_rope_base", fields["rope_base"]) != fields["rope_base"]:
@@ -373,7 +370,7 @@ GEMMA3_ROPE = keys_of_global_layers(GEMMA_ROPE, 1_000_000.0)
 
 def standard_gemma3(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the text model in the form of transformers 5."""
-    text = _take_gemma3_text(document)
+    text = take_text(document) if document.get("model_type") == "gemma3" else document
     kinds = text.get("layer_types")
     if kinds is None:
         kinds = _list_types(text)
@@ -381,18 +378,6 @@ def standard_gemma3(document: Mapping[str, Any]) -> Mapping[str, Any]:
     # A window has no meaning if no layer uses it.
     has_window = not is_list(kinds) or LOCAL in kinds
     return found if has_window else {**found, "sliding_window": 4096}
-
-
-def _take_gemma3_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    if document.get("model_type") != "gemma3":
-        return document
-    text = object_of(document, "text_config")
-    # The output belongs to the whole model, and so does the key that states that it is tied.
-    return (
-        {**text, "tie_word_embeddings": document["tie_word_embeddings"]}
-        if "tie_word_embeddings" in document
-        else text
-    )
 
 
 def _list_types(text: Mapping[str, Any]) -> list[str]:
@@ -732,9 +717,7 @@ def find_unlike_llama4(fields: Fields) -> str | None:
 def standard_llama4(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model, which multimodal models contain."""
     if document["model_type"] == "llama4":
-        tied = "tie_word_embeddings"
-        outer = {tied: document[tied]} if tied in document else {}
-        document = {**object_of(document, "text_config"), **outer}
+        document = take_text(document)
     made = dict(standard(document))
     if not made.get("no_rope_layers"):
         made.pop("no_rope_layers", None)
@@ -893,11 +876,6 @@ def find_difference_of_mistral4(fields: Fields) -> str | None:
 
 # The keys of config.json that only apply to heads.
 _OF_HEADS = ("classifier_bias", "classifier_activation", "classifier_pooling")
-
-
-def mark_modernbert_windows(fields: Fields) -> tuple[bool, ...]:
-    """Mark the layers with a window: all except every third."""
-    return mark_windowed_layers(fields["layers"], 3, is_first_global=True)
 
 
 def find_pooling(fields: Fields) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.settings import OF_CONFIG, list_made
+from weightctl.families.family import OF_CONFIG
 from weightctl.families.steps import convert_form, module_form
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Constant
@@ -40,7 +40,7 @@ def translate_tensors(
     found = {name: _join(name, each, config, convention) for name, each in members.items()}
     constants = {
         names.name(convention) or "": DerivedTensor(names.module, Constant(numbers, OF_CONFIG), [])
-        for names, numbers in list_made(family, config, convention)
+        for names, numbers in family.list_made(config, convention)
     }
     return constants | found
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.diffusion.matching import recognize_diffusion
 from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.family import OF_CONFIG
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
-from weightctl.families.settings import OF_CONFIG, list_made
 from weightctl.schemes.buffers import is_buffer
 from weightctl.verify.compare.distance import count_bits
 from weightctl.verify.compare.pairing import Pair, Pairing, convert_convention
@@ -196,7 +196,7 @@ def _complete(
     """
     tensors = dict(own.tensors)
     if own.convention != other.convention:
-        for names, numbers in list_made(own.family, own.config, other.convention):
+        for names, numbers in own.family.list_made(own.config, other.convention):
             if names.line.unread:
                 continue
             lines.setdefault(names.module, names)
