@@ -79,151 +79,138 @@ def logits(model: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         return model(torch.from_numpy(tokens), use_cache=False).logits.float().numpy()
 
 
-def write_gguf(path: Path, kind: str, config: Any, tensors: Arrays) -> None:
-    """Write tensors with Hugging Face's names as a GGUF, with the name table of gguf."""
-    writer = gguf.GGUFWriter(path, kind)
-    table = gguf.get_tensor_name_map(
-        next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind),
-        config.num_hidden_layers,
-    )
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
-    inner = config.n_inner or 4 * config.n_embd if kind == "gpt2" else config.intermediate_size
-    writer.add_feed_forward_length(inner)
-    if kind == "llama":
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        writer.add_rope_dimension_count(config.head_dim)
-        writer.add_vocab_size(config.vocab_size)
-        _add_scaling(writer, config)
-    else:
-        writer.add_layer_norm_eps(
-            config.layer_norm_eps if kind == "bert" else config.layer_norm_epsilon
-        )
-    if kind == "bert":
-        writer.add_causal_attention(value=False)
-    for name, array in tensors.items():
-        if name.startswith("pooler"):
-            continue
-        renamed = table.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert renamed is not None
-        writer.add_tensor(renamed, np.ascontiguousarray(_for_gguf(name, array, config)))
+# By methods of gguf's writer, the attributes of configs whose values they write.
+_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "head_count": "num_attention_heads",
+    "head_count_kv": "num_key_value_heads",
+    "key_length": "head_dim",
+    "value_length": "head_dim",
+    "layer_norm_rms_eps": "rms_norm_eps",
+    "layer_norm_eps": "layer_norm_eps",
+    "sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_ARCHITECTURES = {"mixtral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
+_TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
+
+
+def write_gguf(
+    path: Path, kind: str, config: Any, tensors: Arrays, *, is_stacked: bool = True
+) -> None:
+    """Write tensors as llama.cpp's script does, by the names and keys of gguf.
+
+    `kind` is the architecture in GGUF. Without `is_stacked`, each expert is a tensor.
+    """
+    writer = _writer(path, kind, config)
+    for name, array in _for_gguf(kind, config, tensors).items():
+        parts = {name: array} if is_stacked else _apart(name, array)
+        for part, values in parts.items():
+            writer.add_tensor(part, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_scaling(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Write the RoPE scaling; that of llama3 is a tensor, as in llama.cpp's script."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+def write(path: Path, model: Any, *, is_stacked: bool = True) -> Path:
+    """Write a whole model; the options are those of `write_gguf`."""
+    kind = _architecture(model)
+    write_gguf(path, kind, model.config, arrays(model), is_stacked=is_stacked)
+    return path
 
-    rope = config.rope_parameters
-    if rope["rope_type"] == "llama3":
-        exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
-        stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
-        factors = rope["rope_theta"] ** -exponents / stretched
-        writer.add_tensor("rope_freqs.weight", factors.numpy())
-    elif rope["rope_type"] != "default":
+
+def in_gguf(model: Any, *, tensors: Arrays | None = None, **more: Any) -> RecognizedModel:
+    """Return in memory what `write` writes.
+
+    `tensors` are added, by GGUF's names, and `more` are other keys, without the architecture and
+    with `__` for a dot.
+    """
+    kind = _architecture(model)
+    values = {
+        key: value.value for key, value in _writer(None, kind, model.config).kv_data[0].items()
+    } | {f"{kind}.{name.replace('__', '.')}": value for name, value in more.items()}
+    metadata = {key: MetadataValue(_TYPES[type(value)], value) for key, value in values.items()}
+    found = _for_gguf(kind, model.config, arrays(model)) | (tensors or {})
+    data = {name: WeightData.from_numpy(array, name) for name, array in found.items()}
+    return recognize(as_checkpoint(data, metadata))
+
+
+def _architecture(model: Any) -> str:
+    kind = model.config.model_type
+    return _ARCHITECTURES.get(kind, kind)
+
+
+def _writer(path: Path | None, kind: str, config: Any) -> gguf.GGUFWriter:
+    """Return a writer that has the keys of a model."""
+    writer = gguf.GGUFWriter(path, kind)
+    keys = {key: getattr(config, attribute, None) for key, attribute in _KEYS.items()}
+    if kind == "gpt2":
+        keys["feed_forward_length"] = config.n_inner or 4 * config.n_embd
+        keys["layer_norm_eps"] = config.layer_norm_epsilon
+    elif kind == "bert":
+        keys["causal_attention"] = False
+    elif kind == "llama":
+        heads = config.head_dim or config.hidden_size // config.num_attention_heads
+        keys |= {"vocab_size": config.vocab_size, "rope_dimension_count": heads}
+    for key, value in keys.items():
+        if value is not None:
+            rounded = float(np.float32(value)) if isinstance(value, float) else value
+            getattr(writer, f"add_{key}")(rounded)
+    if kind not in {"gpt2", "bert", "gemma2"}:
+        rope = config.rope_parameters
+        _add_rope(writer, rope.get("full_attention", rope))
+    return writer
+
+
+def _add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any]) -> None:
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in {"linear", "yarn"}:
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
-def _for_gguf(name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
-    if ".q_proj." in name:
+def _for_gguf(kind: str, config: Any, tensors: Arrays) -> Arrays:
+    """Return tensors by the names of gguf, and in the order of rows of llama.cpp's script."""
+    number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    table = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    made: Arrays = {}
+    for name, array in _stacked(tensors).items():
+        if name.startswith("pooler"):
+            continue
+        renamed = table.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert renamed is not None
+        made[renamed] = _change(kind, name, array, config)
+    if kind == "llama" and config.rope_parameters["rope_type"] == "llama3":
+        made["rope_freqs.weight"] = _llama3_factors(config)
+    return made
+
+
+def _change(kind: str, name: str, array: NDArray[Any], config: Any) -> NDArray[Any]:
+    if kind == "llama" and ".q_proj." in name:
         return rope_rows(array, config.num_attention_heads)
-    if ".k_proj." in name:
+    if kind == "llama" and ".k_proj." in name:
         return rope_rows(array, config.num_key_value_heads)
     if re.search(r"\.c_(attn|proj|fc)\.weight$", name):
         return array.T
-    return array
+    return array + 1 if kind.startswith("gemma") and name.endswith("norm.weight") else array
 
 
-# Small models as GGUF has them whose rotations are not interleaved, in memory.
+def _llama3_factors(config: Any) -> NDArray[Any]:
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-_TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
-
-
-def in_gguf(model: Any, *, tensors: dict[str, Any] | None = None, **more: Any) -> RecognizedModel:
-    """Return a model of transformers' by the names and keys of llama.cpp's script.
-
-    `tensors` are others, by GGUF's names, and `more` other keys, without the architecture and with
-    `__` for a dot.
-    """
-    config = model.config
-    kind, count = config.model_type, config.num_hidden_layers
-    values = {
-        "block_count": count,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(np.float32(config.rms_norm_eps)),
-        "rope.freq_base": config.rope_parameters["rope_theta"],
-    } | {name.replace("__", "."): value for name, value in more.items()}
-    metadata = {f"{kind}.{name}": MetadataValue(_TYPES[type(v)], v) for name, v in values.items()}
-    metadata["general.architecture"] = MetadataValue("string", kind)
-    arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
-    table = gguf.get_tensor_name_map(arch, count)
-    renamed = {
-        table.get_name(name, (".weight", ".bias")) or "": array
-        for name, array in arrays(model).items()
-    } | (tensors or {})
-    data = {name: WeightData.from_numpy(array, name) for name, array in renamed.items()}
-    return recognize(as_checkpoint(data, metadata))
-
-
-# Small mixtures of experts as GGUF files, by the names and keys of gguf's own writer.
-
-
-def write(path: Path, model: Any, *, is_stacked: bool = True) -> Path:
-    """Write a Mixtral or a Qwen3 as llama.cpp's script does, or with each expert by itself."""
-    config = model.config
-    is_llama = config.model_type == "mixtral"
-    kind = gguf.MODEL_ARCH.LLAMA if is_llama else gguf.MODEL_ARCH.QWEN3MOE
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[kind])
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_expert_count(config.num_local_experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    if is_llama:
-        writer.add_vocab_size(config.vocab_size)
-    else:
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-    table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, array in _stacked(arrays(model)).items():
-        renamed = table.get_name(name, (".weight",))
-        assert renamed is not None
-        heads = _rotated_heads(name, config) if is_llama else 0
-        values = rope_rows(array, heads) if heads else array
-        parts = {renamed: values} if is_stacked else _apart(renamed, values)
-        for part, numbers in parts.items():
-            writer.add_tensor(part, np.ascontiguousarray(numbers))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _rotated_heads(name: str, config: Any) -> int:
-    if ".q_proj." in name:
-        return config.num_attention_heads
-    return config.num_key_value_heads if ".k_proj." in name else 0
+    exponents = torch.arange(0, config.head_dim, 2) / config.head_dim
+    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    return (config.rope_parameters["rope_theta"] ** -exponents / stretched).numpy()
 
 
 def _stacked(tensors: Arrays) -> Arrays:

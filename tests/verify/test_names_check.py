@@ -280,7 +280,7 @@ def test_the_lists_of_a_ggufs_tokens_are_as_long_as_its_embedding(
     llama: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
-    small_models.write_gguf(path, "llama", llama.config, small_models.arrays(llama))
+    small_models.write(path, llama)
     values: Any = {
         "tokenizer.ggml.tokens": ("array[string]", ["a"] * 95),
         "tokenizer.ggml.scores": ("array[f32]", [0.0] * 96),
