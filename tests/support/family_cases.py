@@ -16,7 +16,6 @@ import math
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +24,12 @@ import family_tokenizers
 from family_stand_ins import OWN_TYPES, STAND_INS
 from lazy import torch, transformers
 from once import once
+from tiny import SIZES, TOKEN_SIZES, read_cases
 from weightctl.families import FAMILIES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 __all__ = [
@@ -41,28 +43,11 @@ __all__ = [
     "untie_output",
 ]
 
-_FILES = Path(__file__).parents[1] / "crossing" / "cases"
 _TOKENS, _SPREAD = 80, 2.5
-# What most configs call their sizes: of these a config gets those that its class has.
-_HIDDEN, _INNER, _LAYERS, _HEADS, _KV, _CONTEXT = 256, 512, 3, 4, 2, 512
 # The types whose norms add 1 to their weights.
 _LESS_ONE = {"gemma", "gemma2", "gemma3_text", "plamo2", "recurrent_gemma"}
 # The types that do not divide attention scores by the root of a head's size: their norms do.
 _UNDIVIDED = {"gemma3n_text", "gemma4_text"}
-_OF_TOKENS = {"vocab_size_per_layer_input"}
-_SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), _HIDDEN),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"), _INNER),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), _HEADS),
-    "num_key_value_heads": _KV,
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), _CONTEXT),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size",
-                     "shared_intermediate_size"), 256),
-    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,16 +69,7 @@ class FamilyCase:
         return f"{self.family}-{self.name}" if self.name else self.family
 
 
-def _read_cases() -> dict[str, FamilyCase]:
-    found: dict[str, FamilyCase] = {}
-    for path in sorted(_FILES.glob("*.json")):
-        for given in json.loads(path.read_text()):
-            case = FamilyCase(path.stem, **given)
-            found[case.id] = case
-    return found
-
-
-CASES = _read_cases()
+CASES = {name: FamilyCase(**case) for name, case in read_cases().items()}
 
 
 @dataclass(frozen=True)
@@ -162,15 +138,15 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     # A size may have two names, of which the class has one.
     aliases = getattr(kind, "attribute_map", {})
-    sizes = {key: value for key, value in _SIZES.items() if key in known and key not in aliases}
+    sizes = {key: value for key, value in SIZES.items() if key in known and key not in aliases}
     ids = {
         f"{each}_token_id": getattr(tokenizer, f"{each}_token_id") for each in ("bos", "eos", "pad")
     }
     named = {} if stand_in is None else {
         "model_type": case.model_type, "architectures": [stand_in.class_name]
     }  # fmt: skip
-    tokens = {key: len(tokenizer) for key in ("vocab_size", *_OF_TOKENS & known)}
-    return tokens | ids | sizes | case.config | named
+    tokens = {key: len(tokenizer) for key in ("vocab_size", *TOKEN_SIZES & known)}
+    return sizes | tokens | ids | case.config | named
 
 
 def model_class(case: FamilyCase) -> Any:

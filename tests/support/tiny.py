@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _CASES = Path(__file__).parents[1] / "crossing" / "cases"
 # What most configs call their sizes: of these a config gets those that its family has.
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 256),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner", "d_ff"), 512),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 3),
@@ -51,8 +51,8 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size",
                      "shared_intermediate_size"), 256),
     **dict.fromkeys(("n_shared_experts", "num_shared_experts"), 1),
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 320),
 }  # fmt: skip
+TOKEN_SIZES, _TOKENS = {"vocab_size", "vocab_size_per_layer_input"}, 320
 # The configs of `make_small`, which `small_models` makes in transformers, too.
 _SMALL: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -103,7 +103,8 @@ def make_config(name: str, **changes: Any) -> dict[str, Any]:
     case = read_cases()[name]
     keys = FAMILIES[case["family"]].load().keys
     known = {key.hugging_face for key in keys if not isinstance(key.kind, Exactly)}
-    sizes = {key: size for key, size in _SIZES.items() if key in known}
+    all_sizes = SIZES | dict.fromkeys(TOKEN_SIZES, _TOKENS)
+    sizes = {key: size for key, size in all_sizes.items() if key in known}
     return {"model_type": case["model_type"]} | sizes | case.get("config", {}) | changes
 
 
