@@ -44,22 +44,6 @@ def store_of(server: GCSServer, **config: Any) -> GCSStore:
     )
 
 
-def compose(server: GCSServer, key: str, *names: str, **headers: str) -> int:
-    """Compose objects to one; return the status."""
-    components = "".join(f"<Component><Name>{name}</Name></Component>" for name in names)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port)
-    sent = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(
-        "PUT",
-        f"/models/{key}?compose",
-        body=f"<ComposeRequest>{components}</ComposeRequest>",
-        headers={"Authorization": f"Bearer {TOKEN}"} | sent,
-    )
-    status = connection.getresponse().status
-    connection.close()
-    return status
-
-
 @pytest.mark.usefixtures("bucket")
 @pytest.mark.parametrize("key", ["a", "a/b c/d", "ü+~=&?", "日本"])
 def test_an_object_is_read_back(store: GCSStore, key: str) -> None:
@@ -129,18 +113,6 @@ def test_objects_are_listed_and_deleted(bucket: Bucket, store: GCSStore) -> None
     assert (listed, list(bucket)) == (["p/a", "p/b"], ["q"])
 
 
-def test_objects_are_composed(server: GCSServer, bucket: Bucket) -> None:
-    bucket.put("a", b"1")
-    bucket.put("b", b"2")
-    assert compose(server, "c", "a", "b", "a") == 200
-    assert bucket["c"] == b"121"
-
-
-def test_a_composed_object_does_not_replace_another(server: GCSServer, bucket: Bucket) -> None:
-    bucket.put("a", b"1")
-    assert compose(server, "a", "a", x_goog_if_generation_match="0") == 412
-
-
 @pytest.mark.usefixtures("bucket")
 def test_an_upload_in_parts_takes_no_condition(server: GCSServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -155,11 +127,6 @@ def test_a_deletion_of_what_does_not_exist_is_an_error(store: GCSStore, server: 
     with pytest.raises(FileNotFoundError):
         obstore.delete(store, "a")
     assert [each.status for each in server.exchanges("DELETE")] == [404]
-
-
-def test_more_than_32_components_are_refused(server: GCSServer, bucket: Bucket) -> None:
-    bucket.put("a", b"1")
-    assert compose(server, "b", *["a"] * 33) == 400
 
 
 @pytest.mark.usefixtures("bucket")

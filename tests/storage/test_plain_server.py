@@ -122,15 +122,6 @@ def test_without_ranges_the_whole_is_sent() -> None:
         assert "accept-ranges" not in headers
 
 
-@pytest.mark.parametrize(
-    ("header", "status"),
-    [({}, 401), ({"Authorization": "Bearer no"}, 403), ({"Authorization": "Bearer yes"}, 200)],
-)
-def test_a_token_is_checked(header: dict[str, str], status: int) -> None:
-    with PlainServer({"a": b"x"}, token="yes") as server:
-        assert ask(server, path="/a", **header)[0] == status
-
-
 def test_files_of_a_directory_are_served(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b c").write_bytes(BODY)

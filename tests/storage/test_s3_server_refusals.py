@@ -80,10 +80,3 @@ def test_a_write_unless_another_etag_exists_is_not_implemented(server: S3Server)
 
 def test_a_replacement_of_a_missing_object_is_404(server: S3Server) -> None:
     assert send(server, "PUT", "/b/a", b"signed", If_Match='"x"')[0] == 404
-
-
-def test_a_bucket_with_objects_is_not_deleted(server: S3Server, bucket: Bucket) -> None:
-    bucket.put("a", b"x")
-    assert send(server, "DELETE", "/b", b"signed")[0] == 409
-    bucket.delete("a")
-    assert send(server, "DELETE", "/b", b"signed")[0] == 204

@@ -261,12 +261,6 @@ def _zfile(raw: bytes) -> bytes:
     return b"ZF" + hex(len(raw)).encode().ljust(19) + zlib.compress(raw)
 
 
-def _npy(raw: bytes) -> bytes:
-    """Return a NumPy file of numbers: no program looks for a pickle in one, but for the second."""
-    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }"
-    return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(4) + raw
-
-
 STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 CONTAINERS: dict[str, Container] = {
     "zip": _zipped(STORED, "a.pkl"),

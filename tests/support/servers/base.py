@@ -1021,8 +1021,7 @@ class ForwardingServer(Server):
 class PlainServer(Server):
     """Serves objects by path, and the files of a directory `root` where no object has the path.
 
-    `ranges=False` ignores Range headers. `etags=False` sends Last-Modified only. With `token`,
-    requests need it as a bearer token: without one the status is 401, with another one 403.
+    `ranges=False` ignores Range headers. `etags=False` sends Last-Modified only.
     """
 
     def __init__(
@@ -1032,11 +1031,10 @@ class PlainServer(Server):
         root: str | os.PathLike[str] | None = None,
         ranges: bool = True,
         etags: bool = True,
-        token: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.ranges, self.etags, self.token = ranges, etags, token
+        self.ranges, self.etags = ranges, etags
         self._root = None if root is None else os.path.realpath(root)
         self._objects = dict[str, Entity]()
         for path, content in (objects or {}).items():
@@ -1062,27 +1060,14 @@ class PlainServer(Server):
             self._objects[path] = entity
         return self.url + path
 
-    def delete(self, path: str) -> None:
-        """Remove an object. Raises KeyError if there is none."""
-        with self.lock:
-            del self._objects["/" + path.lstrip("/")]
-
     def answer(self, request: Request) -> Response:
         if request.method not in {"GET", "HEAD"}:
             raise RefusedError(405, "MethodNotAllowed", "", {"Allow": "GET, HEAD"})
-        if self.token is not None:
-            self._check_token(request.headers.get("authorization"))
         with self.lock:
             entity = self._objects.get(request.path) or self._file(request.path)
         if entity is None:
             raise RefusedError(404, "NotFound", "there is no object at this path")
         return serve(request, entity, with_ranges=self.ranges)
-
-    def _check_token(self, sent: str | None) -> None:
-        if sent is None:
-            raise RefusedError(401, "Unauthorized", "", {"WWW-Authenticate": "Bearer"})
-        if sent != f"Bearer {self.token}":
-            raise RefusedError(403, "Forbidden")
 
     def _file(self, path: str) -> Entity | None:
         if self._root is None:

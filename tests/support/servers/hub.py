@@ -221,15 +221,6 @@ class XetStore:
         """The URL that clients get instead of that of a CAS server."""
         return f"local://{self.directory}"
 
-    def put(self, content: bytes) -> str:
-        """Store content; return its Xet hash."""
-        import hf_xet  # type: ignore[import-untyped]  # the package has no types
-
-        with self._open().new_upload_commit(endpoint=self.url) as commit:
-            handle = commit.start_upload_bytes(content, sha256=hf_xet.COMPUTE_SHA256)
-        found: str = handle.result().xet_info.hash
-        return found
-
     def find(self, sha256: str) -> str | None:
         """Return the Xet hash of the file that has this SHA-256, if it is stored."""
         return next((hash_ for hash_, digest in self._files() if digest == sha256), None)
@@ -367,12 +358,6 @@ class HubServer(Server):
         with self.lock:
             self.repositories[name] = HubRepository(name, **options)
         return self.repositories[name]
-
-    def put_xet(self, repository: HubRepository, path: str, content: bytes) -> str:
-        """Commit a file to the store of Xet; return the hash of the commit."""
-        if self.xet is None:
-            raise ValueError("the server has no xet_directory")
-        return repository.put(path, content, xet_hash=self.xet.put(content))
 
     def refuse(self, request: Request, refusal: RefusedError) -> Response:  # noqa: ARG002
         """Return an error as the Hub does: in JSON, with a code in a header."""

@@ -423,13 +423,11 @@ class S3Server(Server):
         return error(request, refusal)
 
     def answer(self, request: Request) -> Response:
-        """Answer a request for the service, a bucket, or an object."""
+        """Answer a request for a bucket or an object."""
         name, _, key = request.path[1:].partition("/")
         bucket = self.buckets.get(name)
         self.authenticate(request, bucket)
         _check_digests(request)
-        if not name:
-            return self._list_buckets()
         if bucket is None:
             if request.method == "PUT" and not key:
                 self.create_bucket(name)
@@ -505,35 +503,14 @@ class S3Server(Server):
 
     def _answer_bucket(self, request: Request, bucket: Bucket) -> Response:
         match request.method:
-            case "GET" if "uploads" in request.query:
-                return list_uploads(bucket, request)
-            case "GET" if "location" in request.query:
-                return document("LocationConstraint", "us-east-1")
             case "GET":
                 return _list_objects(request, bucket)
             case "HEAD":
                 return Response(200)
-            case "POST" if "delete" in request.query:
-                return _delete_objects(request, bucket)
             case "PUT":
                 raise RefusedError(409, "BucketAlreadyOwnedByYou", bucket.name)
-            case "DELETE":
-                if bucket.objects:
-                    raise RefusedError(409, "BucketNotEmpty", bucket.name)
-                with self.lock:
-                    del self.buckets[bucket.name]
-                return Response(204)
             case _:
                 raise RefusedError(405, "MethodNotAllowed", request.method)
-
-    def _list_buckets(self) -> Response:
-        with self.lock:
-            listed: Fields = [
-                ("Bucket", [("Name", each.name), ("CreationDate", timestamp(each.created))])
-                for each in self.buckets.values()
-            ]
-        owner: Fields = [("ID", "owner"), ("DisplayName", "owner")]
-        return document("ListAllMyBucketsResult", [("Owner", owner), ("Buckets", listed)])
 
     def _copied(self, request: Request) -> StoredObject:
         source = unquote(request.headers[f"{self.vendor}copy-source"].partition("?")[0])
@@ -650,15 +627,6 @@ def _list_objects(request: Request, bucket: Bucket) -> Response:
     return document("ListBucketResult", content)
 
 
-def _delete_objects(request: Request, bucket: Bucket) -> Response:
-    content = Fields()
-    for each in children(parse(request), "Object"):
-        key = text(each, "Key")
-        bucket.delete(key)
-        content.append(("Deleted", [("Key", key)]))
-    return document("DeleteResult", content)
-
-
 # Uploads in parts, as S3 and the XML API of Google Cloud Storage answer them.
 
 
@@ -743,35 +711,6 @@ def list_parts(bucket: Bucket, key: str, request: Request) -> Response:
     return document("ListPartsResult", content)
 
 
-def list_uploads(bucket: Bucket, request: Request) -> Response:
-    """Answer ListMultipartUploads, in pages of `max-uploads`."""
-    prefix = request.query.get("prefix", "")
-    limit = int(request.query.get("max-uploads", 1000))
-    after = (request.query.get("key-marker", ""), request.query.get("upload-id-marker", "\uffff"))
-    found = sorted(
-        (each for each in list(bucket.uploads.values()) if each.key.startswith(prefix)),
-        key=lambda each: (each.key, each.id),
-    )
-    found = [each for each in found if (each.key, each.id) > after]
-    listed = found[:limit]
-    content: Fields = [
-        ("Bucket", bucket.name),
-        ("KeyMarker", after[0]),
-        ("NextKeyMarker", listed[-1].key if listed else ""),
-        ("NextUploadIdMarker", listed[-1].id if listed else ""),
-        ("MaxUploads", limit),
-        ("IsTruncated", len(found) > limit),
-    ]
-    content += [
-        (
-            "Upload",
-            [("Key", each.key), ("UploadId", each.id), ("Initiated", timestamp(each.started))],
-        )
-        for each in listed
-    ]
-    return document("ListMultipartUploadsResult", content)
-
-
 def _number(request: Request) -> int:
     try:
         return int(request.query["partNumber"])
@@ -783,7 +722,6 @@ def _number(request: Request) -> int:
 # obstore uses it with `GCSStore(bucket, base_url=server.url, bearer_token=TOKEN)`.
 
 TOKEN = "test-token"
-MOST_COMPONENTS = 32
 _CONDITION = "x-goog-if-generation-match"
 
 
@@ -829,9 +767,7 @@ class GCSServer(S3Server):
         return {"ETag": str(stored.etag), "x-goog-generation": str(stored.generation)}
 
     def answer_object(self, request: Request, bucket: Bucket, key: str) -> Response:
-        """Answer a request for an object, with the operation `compose` that S3 does not have."""
-        if request.method == "PUT" and "compose" in request.query:
-            return self._compose(request, bucket, key)
+        """Answer a request for an object, which has a generation that S3 does not have."""
         if "x-goog-copy-source" in request.headers and "uploadId" in request.query:
             raise RefusedError(501, "NotImplemented", "parts cannot be copied; use compose")
         if _CONDITION in request.headers and request.query.keys() & {"uploads", "uploadId"}:
@@ -843,24 +779,3 @@ class GCSServer(S3Server):
             if expected != str(generation):
                 raise RefusedError(412, "PreconditionFailed", f"the generation is {generation}")
         return super().answer_object(request, bucket, key)
-
-    def _compose(self, request: Request, bucket: Bucket, key: str) -> Response:
-        components = list(children(parse(request), "Component"))
-        if not 1 <= len(components) <= MOST_COMPONENTS:
-            raise RefusedError(400, "InvalidArgument", f"{len(components)} components")
-        bodies = list[Blob]()
-        for component in components:
-            stored = bucket.find(text(component, "Name"))
-            expected = component.findtext("{*}Generation")
-            if expected not in {None, str(stored.generation)}:
-                raise RefusedError(404, "NoSuchKey", f"generation {expected}")
-            bodies.append(stored.body)
-        stored = bucket.put(
-            key,
-            Blob.joined(bodies),
-            request.headers,
-            lambda present: self.check_write(request, present),
-        )
-        return document(
-            "ComposeResult", [("ETag", str(stored.etag))], headers=self.headers_of(stored)
-        )
