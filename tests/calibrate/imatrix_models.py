@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from shutil import copyfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,74 +33,48 @@ def tiny_llama(folder: Path) -> Path:
     return made
 
 
+_COMMON = {
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+_MIXTURE = _COMMON | {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+    "max_position_embeddings": 1024, "hidden_size": HIDDEN, "intermediate_size": 512,
+    "num_key_value_heads": KV_HEADS, "head_dim": HEAD, "num_experts": EXPERTS,
+    "num_experts_per_tok": USED, "moe_intermediate_size": INNER, "norm_topk_prob": True,
+}  # fmt: skip
+_LATENT = _COMMON | {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2",
+    "max_position_embeddings": 512, "hidden_size": 64, "intermediate_size": 96,
+    "moe_intermediate_size": 32, "num_key_value_heads": HEADS, "q_lora_rank": 16,
+    "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16, "v_head_dim": 20,
+    "first_k_dense_replace": LAYERS - 1, "n_routed_experts": 2, "num_experts_per_tok": 1,
+    "n_shared_experts": 1,
+}  # fmt: skip
+
+
 def mixture_directory(folder: Path) -> Path:
     """Write a mixture of experts with random weights, and the tokenizer of tiny-llama."""
-    made = folder / "mixture"
-    made.mkdir()
-    tiny = json.loads((TINY / "config.json").read_text())
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "vocab_size": tiny["vocab_size"],
-        "max_position_embeddings": 1024,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 512,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD,
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": USED,
-        "moe_intermediate_size": INNER,
-        "norm_topk_prob": True,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        **{key: tiny[key] for key in ("bos_token_id", "eos_token_id") if key in tiny},
-    }
-    (made / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copyfile(TINY / name, made / name)
-    save(_weights(tiny["vocab_size"]), made / "model.safetensors")
-    return made
+    return _write(folder / "mixture", _MIXTURE, _weights)
 
 
 def latent(folder: Path) -> Path:
     """Write a small model with latent attention and random weights as a GGUF file in F32."""
-    directory = folder / "latent"
-    directory.mkdir()
-    tiny = json.loads((TINY / "config.json").read_text())
-    config = {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
-        "vocab_size": tiny["vocab_size"],
-        "max_position_embeddings": 512,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 32,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": HEADS,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 24,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 20,
-        "first_k_dense_replace": LAYERS - 1,
-        "n_routed_experts": 2,
-        "num_experts_per_tok": 1,
-        "n_shared_experts": 1,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        **{key: tiny[key] for key in ("bos_token_id", "eos_token_id") if key in tiny},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copyfile(TINY / name, directory / name)
-    save(_latent_weights(tiny["vocab_size"]), directory / "model.safetensors")
     made = folder / "latent-f32.gguf"
-    convert(directory, made, dtype="f32")
+    convert(_write(folder / "latent", _LATENT, _latent_weights), made, dtype="f32")
+    return made
+
+
+def _write(
+    made: Path, config: dict[str, Any], draw: Callable[[int], dict[str, NDArray[np.float32]]]
+) -> Path:
+    made.mkdir()
+    tiny = json.loads((TINY / "config.json").read_text())
+    tokens = {key: tiny[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")}
+    (made / "config.json").write_text(json.dumps(config | tokens))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copyfile(TINY / name, made / name)
+    save(draw(tiny["vocab_size"]), made / "model.safetensors")
     return made
 
 

@@ -203,14 +203,15 @@ def write(
     return path
 
 
-def save_model(made: RecognizedModel, path: Path) -> None:
-    """Write a model in its naming convention."""
+def save_model(made: RecognizedModel, path: Path) -> Path:
+    """Write a model in its naming convention; return the path."""
     is_directory = made.convention == "hugging_face"
     weights = path / "model.safetensors" if is_directory else path
     if is_directory:
         path.mkdir(parents=True)
         (path / "config.json").write_text(json.dumps(made.document))
     save(Plan.copy(made.tree, "safetensors" if is_directory else "gguf"), weights)
+    return path
 
 
 def _draw(random: np.random.Generator, names: TensorNames, config: Config) -> NDArray[Any]:

@@ -280,39 +280,23 @@ def gguf_file(model: Path, healthy: Models) -> Path:
 
 
 @each("name", IN_GGUF)
-def test_a_fault_of_a_gguf_file_is_named_against_a_directory(
+def test_a_fault_of_a_gguf_file_is_named_against_either_form(
     name: str, model: Path, gguf_file: Path, tmp_path: Path
 ) -> None:
     fault = IN_GGUF[name]
     wrong = in_gguf(gguf_file, tmp_path / "wrong.gguf", fault.change)
-    assert_named(report_on(wrong, model), fault)
-
-
-@each("name", IN_GGUF)
-def test_a_fault_of_a_gguf_file_is_named_against_a_gguf_file(
-    name: str, gguf_file: Path, tmp_path: Path
-) -> None:
-    fault = IN_GGUF[name]
-    wrong = in_gguf(gguf_file, tmp_path / "wrong.gguf", fault.change)
-    assert_named(report_on(wrong, gguf_file), fault)
+    for reference in (model, gguf_file):
+        assert_named(report_on(wrong, reference), fault)
 
 
 @each("name", IN_DIRECTORY)
-def test_a_fault_of_a_directory_is_named_against_a_directory(
-    name: str, model: Path, tmp_path: Path
-) -> None:
-    fault = IN_DIRECTORY[name]
-    wrong = in_directory(model, tmp_path / "wrong", fault.change)
-    assert_named(report_on(wrong, model), fault)
-
-
-@each("name", [name for name in IN_DIRECTORY if name not in ONLY_IN_CONFIGS])
-def test_a_fault_of_a_directory_is_named_against_a_gguf_file(
+def test_a_fault_of_a_directory_is_named_against_either_form(
     name: str, model: Path, gguf_file: Path, tmp_path: Path
 ) -> None:
     fault = IN_DIRECTORY[name]
     wrong = in_directory(model, tmp_path / "wrong", fault.change)
-    assert_named(report_on(wrong, gguf_file), fault)
+    for reference in (model,) if name in ONLY_IN_CONFIGS else (model, gguf_file):
+        assert_named(report_on(wrong, reference), fault)
 
 
 @each("name", FOUND_ALONE)

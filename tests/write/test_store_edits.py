@@ -6,23 +6,21 @@ s3rver copies nothing.
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from each import usual
 from servers.base import Answer, Call
 from tested_stores import serve
+from tiny import make_small, save_model
 from weightctl import convert, shard
 from weightctl.errors import WeightctlError
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
     from servers.base import Request
@@ -30,27 +28,11 @@ if TYPE_CHECKING:
 
 STORES = usual(["s3"], ["s3", "moto", "azurite"])
 SIDE = 512
-LLAMA: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": SIDE,
-    "intermediate_size": SIDE,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": SIDE,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
+SIZES: Mapping[str, Any] = {
+    "hidden_size": SIDE, "intermediate_size": SIDE, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "vocab_size": SIDE, "tie_word_embeddings": True,
     "torch_dtype": "float32",
-}
-MIXTRAL: Mapping[str, Any] = {
-    **LLAMA,
-    "architectures": ["MixtralForCausalLM"],
-    "model_type": "mixtral",
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(params=STORES)
@@ -65,41 +47,14 @@ def store(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 15 megabytes."""
-    layer = [f"self_attn.{each}_proj" for each in "qkvo"]
-    layer += [f"mlp.{each}_proj" for each in ("gate", "up", "down")]
-    return write_model(tmp_path_factory.mktemp("models") / "model", LLAMA, layer)
+    """A Llama of 15 megabytes, of square matrices of a mebibyte each."""
+    return save_model(make_small("llama", **SIZES), tmp_path_factory.mktemp("models") / "model")
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Mixtral of 33 megabytes."""
-    layer = [f"self_attn.{each}_proj" for each in "qkvo"]
-    layer += [
-        f"block_sparse_moe.experts.{expert}.{each}"
-        for expert in range(4)
-        for each in ("w1", "w2", "w3")
-    ]
-    return write_model(tmp_path_factory.mktemp("models") / "mixture", MIXTRAL, layer)
-
-
-def write_model(path: Path, config: Mapping[str, Any], layer: Iterable[str]) -> Path:
-    """Write a model of square matrices, of which each has a mebibyte."""
-    path.mkdir()
-    rng = np.random.default_rng(0)
-    names = [f"model.layers.{number}.{name}" for number in range(2) for name in layer]
-    shapes = {f"{name}.weight": (SIDE, SIDE) for name in ["model.embed_tokens", *names]}
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    names = [f"model.layers.{number}.{name}" for number in range(2) for name in norms]
-    shapes |= {f"{name}.weight": (SIDE,) for name in ["model.norm", *names]}
-    if "num_local_experts" in config:
-        shapes |= {
-            f"model.layers.{number}.block_sparse_moe.gate.weight": (4, SIDE) for number in range(2)
-        }
-    arrays = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-    save_file(arrays, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(config))
-    return path
+    return save_model(make_small("mixtral", **SIZES), tmp_path_factory.mktemp("models") / "mixture")
 
 
 def put(store: TestedStore, directory: Path, prefix: str) -> str:
