@@ -114,6 +114,20 @@ def tiny_llama() -> Path:
     return ROOT / "fixtures" / "tiny-llama"
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that is cut for two ranks."""
+    import sharded_files
+
+    return sharded_files.two_ranks(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def parts(two_ranks: Path, tmp_path: Path) -> Path:
+    """A copy of `two_ranks` that a test can change."""
+    return Path(shutil.copytree(two_ranks, tmp_path / "parts"))
+
+
 @pytest.fixture
 def journal_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make runs keep a journal from the start, as long runs do."""

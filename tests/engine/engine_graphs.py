@@ -29,11 +29,12 @@ CPU, F32 = DeviceRef.CPU(), DType.float32
 
 
 class Counted:
-    """A source that counts how often each tensor is read."""
+    """A source that counts how often each tensor is read, and how many bytes of it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self.reads: dict[str, int] = {}
+        self.nbytes: dict[str, int] = {}
 
     @property
     def header(self) -> Header:
@@ -48,6 +49,7 @@ class Counted:
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
         self.reads[name] = self.reads.get(name, 0) + 1
+        self.nbytes[name] = self.nbytes.get(name, 0) + buffer.nbytes
         self._source.read_into(name, start, buffer)
 
     def file_range(self, name: str, /) -> FileRange | None:

@@ -9,7 +9,7 @@ import pytest
 
 from arrays import stored, weights_of
 from each import each
-from engine_graphs import F32, counted, loaded, numbers, ran, stack, stack_weights
+from engine_graphs import F32, Counted, counted, loaded, numbers, ran, stack, stack_weights
 from lazy import torch
 from rows import in_blocks
 from runs import executed, graph_of
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
     from engine_graphs import Array
     from weightctl.dtype import Encoding
-    from weightctl.storage.byte_range import FileRange
-    from weightctl.weights.info import Header
-    from weightctl.weights.source import Source
 
 
 Q8_0 = QuantizationEncoding.Q8_0
@@ -395,31 +392,6 @@ ROW_PARTS = [WHOLE[:3], WHOLE[3:]]
 COLUMN_PARTS = [WHOLE[:, :48], WHOLE[:, 48:]]
 
 
-class Metered:
-    """A source that counts the bytes which are read of each tensor."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.nbytes: dict[str, int] = {}
-
-    @property
-    def header(self) -> Header:
-        return self._source.header
-
-    def data(self, name: str) -> WeightData:
-        return self._source.data(name)
-
-    def read_into(self, name: str, start: int, buffer: memoryview) -> None:
-        self.nbytes[name] = self.nbytes.get(name, 0) + buffer.nbytes
-        self._source.read_into(name, start, buffer)
-
-    def file_range(self, name: str, /) -> FileRange | None:
-        return self._source.file_range(name)
-
-    def refuse_change(self) -> None:
-        self._source.refuse_change()
-
-
 def whole(strategy: ShardingStrategy = ROWS, **options: Any) -> Weight:
     return Weight("w", F32, WHOLE.shape, sharding_strategy=strategy, **options)
 
@@ -497,7 +469,7 @@ def test_what_comes_out_is_nobody_elses() -> None:
 
 
 def test_a_replicated_weight_is_read_once_and_each_shard_is_all_of_it(tmp_path: Path) -> None:
-    source = Metered(file_of(tmp_path, w=WHOLE).source)
+    source = Counted(file_of(tmp_path, w=WHOLE).source)
     found = parts_of(Checkpoint(source), whole(ShardingStrategy.replicate(2)), resident=True)
     same(found, [WHOLE, WHOLE])
     assert source.nbytes == {"w": WHOLE.nbytes}
@@ -562,7 +534,7 @@ def test_a_tensor_that_is_made_of_another_is_cut_as_any(tmp_path: Path) -> None:
 def test_a_shard_of_a_tied_weight_is_cut_from_the_tensor_that_it_is(tmp_path: Path) -> None:
     source = file_of(tmp_path, kept=WHOLE).source
     tree = Checkpoint(Derived(source, {"kept": tensor_of(source, "kept")}, {}, {"w": "kept"}))
-    metered = Metered(tree.source)
+    metered = Counted(tree.source)
     kept = Weight("kept", F32, WHOLE.shape, sharding_strategy=ROWS)
     graph = giving(*whole(ROWS).shard(CPUS), *kept.shard(CPUS))
     same(executed(graph, weights=Checkpoint(metered), resident=True), [*ROW_PARTS, *ROW_PARTS])
@@ -575,7 +547,7 @@ def test_a_shard_of_a_tied_weight_is_cut_from_the_tensor_that_it_is(tmp_path: Pa
 @each("resident", [False, True])
 def test_only_the_bytes_of_the_part_are_read(tmp_path: Path, resident: bool) -> None:
     wide = numbers(8, 4096)
-    source = Metered(file_of(tmp_path, w=wide).source)
+    source = Counted(file_of(tmp_path, w=wide).source)
     for strategy in (ROWS, COLUMNS):
         source.nbytes.clear()
         weight = Weight("w", F32, wide.shape, sharding_strategy=strategy)
@@ -585,7 +557,7 @@ def test_only_the_bytes_of_the_part_are_read(tmp_path: Path, resident: bool) -> 
 
 
 def test_of_a_shard_of_a_table_only_the_rows_that_are_picked_are_read(tmp_path: Path) -> None:
-    source = Metered(file_of(tmp_path, w=WHOLE).source)
+    source = Counted(file_of(tmp_path, w=WHOLE).source)
     _, second = whole(ROWS).shard(CPUS)
     with Graph("rows", [TensorType(DType.int64, ("n",))]) as graph:
         graph.output(ops.embedding(second, graph.inputs[0]))
@@ -595,7 +567,7 @@ def test_of_a_shard_of_a_table_only_the_rows_that_are_picked_are_read(tmp_path: 
 
 
 def test_the_columns_of_picked_rows_are_cut(tmp_path: Path) -> None:
-    source = Metered(file_of(tmp_path, w=WHOLE).source)
+    source = Counted(file_of(tmp_path, w=WHOLE).source)
     first, _ = whole(COLUMNS).shard(CPUS)
     with Graph("rows", [TensorType(DType.int64, ("n",))]) as graph:
         graph.output(ops.embedding(first, graph.inputs[0]))

@@ -14,6 +14,7 @@ from sharded_files import (
     bytes_for,
     contents_of,
     drawn_sets,
+    gathered,
     on_ranks,
     piece_bytes,
     plan_of,
@@ -25,7 +26,6 @@ from sharded_files import (
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.record import Shard, SourceShard
 from weightctl.split import Cut, Grid, Sharding, Whole, columnwise
 from weightctl.weights.info import TensorInfo
@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from weightctl.weights.source import FileSource
 
 F32 = ENCODINGS["F32"]
-
-
-def gathered(path: Path) -> GatheredSource:
-    source = open_weights(path).source
-    assert isinstance(source, GatheredSource)
-    return source
 
 
 class Counted:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharded_files import Drawn, document_of, drawn_sets, manifest_of, refusal, two_ranks
+from sharded_files import Drawn, document_of, drawn_sets, manifest_of, refusal
 from weightctl import open_weights
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
 from weightctl.formats.sharded.opening import MANIFEST
@@ -25,13 +25,8 @@ SHA256 = "0123456789abcdef" * 4
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_ranks(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture(scope="module")
-def document(sound: Path) -> Document:
-    return document_of(sound)
+def document(two_ranks: Path) -> Document:
+    return document_of(two_ranks)
 
 
 @given(drawn=drawn_sets(), data=st.data())
@@ -52,11 +47,11 @@ def test_what_is_written_is_read_again(
 
 
 def test_a_sound_manifest_is_no_matter_how_it_is_laid_out(
-    document: Document, sound: Path, tmp_path: Path
+    document: Document, two_ranks: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / MANIFEST
     path.write_text(json.dumps(dict(reversed(document.items())), indent=3))
-    assert read_manifest(str(path)) == read_manifest(str(sound / MANIFEST))
+    assert read_manifest(str(path)) == read_manifest(str(two_ranks / MANIFEST))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +83,8 @@ def test_what_is_not_a_manifest_is_refused(raw: bytes, expected: str, tmp_path: 
     assert expected in refusal(path)
 
 
-def test_a_manifest_that_is_cut_off_anywhere_is_refused(sound: Path, tmp_path: Path) -> None:
-    raw = (sound / MANIFEST).read_bytes().rstrip()
+def test_a_manifest_that_is_cut_off_anywhere_is_refused(two_ranks: Path, tmp_path: Path) -> None:
+    raw = (two_ranks / MANIFEST).read_bytes().rstrip()
     path = tmp_path / MANIFEST
     for end in range(0, len(raw), 37):
         path.write_bytes(raw[:end])
@@ -97,9 +92,9 @@ def test_a_manifest_that_is_cut_off_anywhere_is_refused(sound: Path, tmp_path: P
 
 
 def test_a_directory_without_a_manifest_of_ours_is_one_like_any(
-    sound: Path, tmp_path: Path
+    two_ranks: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(sound / "rank-0" / "model.gguf", tmp_path)
+    shutil.copy(two_ranks / "rank-0" / "model.gguf", tmp_path)
     for raw in (b"", b"{}", b'{"files": []}', b"\0" * 300, b'["weightctl_shards"]'):
         (tmp_path / MANIFEST).write_bytes(raw)
         assert open_weights(tmp_path).header.files == (str(tmp_path / "model.gguf"),)

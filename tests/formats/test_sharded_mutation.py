@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sharded_files import document_of, two_ranks, write_document
+from sharded_files import document_of, write_document
 from weightctl import open_weights
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.opening import MANIFEST
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Document = dict[str, Any]
 
@@ -31,17 +31,6 @@ CHANGES = st.lists(
     min_size=1,
     max_size=3,
 )
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_ranks(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture
-def parts(sound: Path, tmp_path: Path) -> Path:
-    """A copy that a test can change."""
-    return Path(shutil.copytree(sound, tmp_path / "parts"))
 
 
 def disturbed(document: Document, changes: list[tuple[list[int], int, Any]]) -> Document:
@@ -71,14 +60,14 @@ def disturbed(document: Document, changes: list[tuple[list[int], int, Any]]) -> 
 @given(changes=CHANGES)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_manifest_that_is_changed_anywhere_is_refused_or_tells_the_same_tree(
-    changes: list[tuple[list[int], int, Any]], sound: Path, parts: Path
+    changes: list[tuple[list[int], int, Any]], two_ranks: Path, parts: Path
 ) -> None:
-    write_document(disturbed(document_of(sound), changes), parts)
+    write_document(disturbed(document_of(two_ranks), changes), parts)
     try:
         weights = open_weights(parts)
     except FormatError:
         return
-    assert weights.header.tensors == open_weights(sound).header.tensors
+    assert weights.header.tensors == open_weights(two_ranks).header.tensors
     for node in weights.items():
         node[1].data().view()
 
@@ -90,13 +79,13 @@ def test_a_manifest_that_is_changed_anywhere_is_refused_or_tells_the_same_tree(
 )
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_manifest_with_other_bytes_anywhere_is_refused_or_tells_the_same_tree(
-    place: int, raw: bytes, length: int, sound: Path, parts: Path
+    place: int, raw: bytes, length: int, two_ranks: Path, parts: Path
 ) -> None:
-    whole = (sound / MANIFEST).read_bytes()
+    whole = (two_ranks / MANIFEST).read_bytes()
     place %= len(whole)
     (parts / MANIFEST).write_bytes(whole[:place] + raw + whole[place + length :])
     try:
         weights = open_weights(parts / MANIFEST)
     except FormatError:
         return
-    assert {*weights.header.tensors.values()} == {*open_weights(sound).header.tensors.values()}
+    assert {*weights.header.tensors.values()} == {*open_weights(two_ranks).header.tensors.values()}

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import build
-from sharded_files import (
-    bytes_for,
-    contents_of,
-    document_of,
-    two_ranks,
-    write_document,
-    write_whole,
-)
+from sharded_files import bytes_for, contents_of, document_of, write_document, write_whole
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.weights.info import TensorInfo
 
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_ranks(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture
-def parts(sound: Path, tmp_path: Path) -> Path:
-    """A copy that a test can change."""
-    return Path(shutil.copytree(sound, tmp_path / "parts"))
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_unfinished_shards_are_said_to_be(parts: Path) -> None:
@@ -150,19 +135,21 @@ def test_a_file_in_another_byte_order_is_named(parts: Path) -> None:
     assert "rank 0: rank-0/model.gguf: the file is big-endian, but files of sharded" in reason
 
 
-def test_links_to_files_elsewhere_are_followed(parts: Path, sound: Path, tmp_path: Path) -> None:
+def test_links_to_files_elsewhere_are_followed(
+    parts: Path, two_ranks: Path, tmp_path: Path
+) -> None:
     kept = tmp_path / "kept.gguf"
     shutil.move(parts / "rank-0" / "model.gguf", kept)
     (parts / "rank-0" / "model.gguf").symlink_to(kept)
-    assert contents_of(parts) == contents_of(sound)
+    assert contents_of(parts) == contents_of(two_ranks)
 
 
-def test_the_manifest_itself_may_be_named(sound: Path) -> None:
-    assert open_weights(sound / MANIFEST).header == open_weights(sound).header
+def test_the_manifest_itself_may_be_named(two_ranks: Path) -> None:
+    assert open_weights(two_ranks / MANIFEST).header == open_weights(two_ranks).header
 
 
-def test_the_format_that_is_asked_for_is_that_of_the_files(sound: Path) -> None:
-    assert open_weights(sound, "gguf").header.format == "gguf"
+def test_the_format_that_is_asked_for_is_that_of_the_files(two_ranks: Path) -> None:
+    assert open_weights(two_ranks, "gguf").header.format == "gguf"
     with pytest.raises(FormatError, match="the shards are gguf") as raised:
-        open_weights(sound, "safetensors")
+        open_weights(two_ranks, "safetensors")
     assert "--from gguf" in raised.value.hint

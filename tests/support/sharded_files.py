@@ -20,6 +20,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
 from weightctl.formats import FORMATS, format_module
 from weightctl.formats.huggingface import companions
+from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import (
@@ -189,6 +190,12 @@ def two_ranks(directory: Path) -> Path:
     contents = {info.name: (info, bytes_for(info)) for info in infos}
     path = write_whole(directory / "whole.gguf", "gguf", contents, {})
     return write_shards(plan_of(open_weights(path), Grid(2)), directory / "parts")
+
+
+def gathered(path: Path) -> GatheredSource:
+    source = open_weights(path).source
+    assert isinstance(source, GatheredSource)
+    return source
 
 
 def document_of(path: Path) -> dict[str, Any]:

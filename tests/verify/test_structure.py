@@ -22,6 +22,7 @@ from lazy import torch
 from sharded_files import (
     bytes_for,
     document_of,
+    gathered,
     on_ranks,
     plan_of,
     two_ranks,
@@ -31,7 +32,6 @@ from sharded_files import (
 )
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
-from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.plan.arrangement import split
 from weightctl.split import Grid
 from weightctl.verify import Request, Result, Subject, verify
@@ -363,15 +363,9 @@ def parts(tmp_path: Path) -> Path:
     return two_ranks(tmp_path)
 
 
-def set_of(path: Path) -> GatheredSource:
-    source = open_weights(path).source
-    assert isinstance(source, GatheredSource)
-    return source
-
-
 def zeroed(parts: Path, rank: int, name: str) -> str:
     """Turn the last byte of a tensor in a rank's file; return the path."""
-    header = set_of(parts).ranks[rank]
+    header = gathered(parts).ranks[rank]
     extent = header.extents[name]
     with Path(header.files[0]).open("r+b") as file:
         file.seek(extent.offset + extent.nbytes - 1)
@@ -433,7 +427,7 @@ def test_a_set_without_a_byte_is_not_a_problem(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_says_of_the_file_of_a_rank_is_reported_for_that_file(parts: Path) -> None:
-    source = set_of(parts)
+    source = gathered(parts)
     path = Path(source.ranks[1].files[0])
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])

@@ -19,9 +19,9 @@ from sharded_files import (
     bytes_for,
     contents_of,
     document_of,
+    gathered,
     plan_of,
     rows_or_all,
-    two_ranks,
     write_document,
     write_shards,
     write_whole,
@@ -29,7 +29,6 @@ from sharded_files import (
 from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, columnwise, replicate
@@ -48,26 +47,9 @@ if TYPE_CHECKING:
     from weightctl.weights.tree import Checkpoint
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return two_ranks(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture
-def parts(sound: Path, tmp_path: Path) -> Path:
-    """A copy that a test may do anything to."""
-    return Path(shutil.copytree(sound, tmp_path / "parts"))
-
-
-def set_of(path: Path) -> GatheredSource:
-    source = open_weights(path).source
-    assert isinstance(source, GatheredSource)
-    return source
-
-
 def change(parts: Path, rank: int, name: str, at: int = 0) -> Path:
     """Turn a bit of a tensor in a rank's file; return its path."""
-    header = set_of(parts).ranks[rank]
+    header = gathered(parts).ranks[rank]
     with Path(header.files[0]).open("r+b") as file:
         file.seek(header.extents[name].offset + at)
         (byte,) = file.read(1)
@@ -173,7 +155,7 @@ def test_an_altered_byte_is_named_and_nothing_is_written(
     rank: int, name: str, at: int, parts: Path, tmp_path: Path
 ) -> None:
     path = change(parts, rank, name, at)
-    assert find_altered(set_of(parts)) == [Altered(rank, str(path), name)]
+    assert find_altered(gathered(parts)) == [Altered(rank, str(path), name)]
     with pytest.raises(FormatError) as raised:
         gather(parts, tmp_path / "whole.gguf")
     error = raised.value
@@ -210,19 +192,19 @@ def test_parts_that_are_missing_are_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("what", ["rank-0", "rank-0/model.gguf"])
-def test_what_is_not_a_set_is_told_to_be_none(what: str, sound: Path, tmp_path: Path) -> None:
+def test_what_is_not_a_set_is_told_to_be_none(what: str, two_ranks: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="is not a sharded checkpoint: it has no manifest"):
-        gather(sound / what, tmp_path / "whole.gguf")
+        gather(two_ranks / what, tmp_path / "whole.gguf")
 
 
-def test_a_target_that_is_there_stays_as_it_is(sound: Path, tmp_path: Path) -> None:
+def test_a_target_that_is_there_stays_as_it_is(two_ranks: Path, tmp_path: Path) -> None:
     target = tmp_path / "whole.gguf"
     target.write_bytes(b"mine")
     with pytest.raises(OutputError, match="exists"):
-        gather(sound, target)
+        gather(two_ranks, target)
     assert target.read_bytes() == b"mine"
-    gather(sound, target, force=True)
-    assert contents_of(target) == contents_of(sound)
+    gather(two_ranks, target, force=True)
+    assert contents_of(target) == contents_of(two_ranks)
 
 
 @pytest.mark.parametrize("out", ["parts/rank-1/model.gguf", "parts/manifest.json/x.gguf"])
@@ -241,20 +223,20 @@ def test_a_directory_of_parts_is_never_a_target(tiny_llama: Path, tmp_path: Path
     assert contents_of(parts) == contents_of(tiny_llama)
 
 
-def test_what_will_be_done_is_reported_and_nothing_is_done(sound: Path, tmp_path: Path) -> None:
-    described = gathering(sound, tmp_path / "whole.gguf")
+def test_what_will_be_done_is_reported_and_nothing_is_done(two_ranks: Path, tmp_path: Path) -> None:
+    described = gathering(two_ranks, tmp_path / "whole.gguf")
     assert described.gathered.manifest.grid == Grid(2)
     assert list(tmp_path.iterdir()) == []
-    gather(sound, tmp_path / "whole.gguf")
+    gather(two_ranks, tmp_path / "whole.gguf")
     assert described.outcome.nbytes == (tmp_path / "whole.gguf").stat().st_size
 
 
-def test_progress_comes_to_all_that_is_read_and_written(sound: Path, tmp_path: Path) -> None:
+def test_progress_comes_to_all_that_is_read_and_written(two_ranks: Path, tmp_path: Path) -> None:
     reported: list[int] = []
-    gather(sound, tmp_path / "whole.gguf", progress=reported.append)
-    assert sum(reported) == gathering(sound, tmp_path / "other.gguf").nbytes
+    gather(two_ranks, tmp_path / "whole.gguf", progress=reported.append)
+    assert sum(reported) == gathering(two_ranks, tmp_path / "other.gguf").nbytes
     # Of `norm` there are two copies to check, and one to write.
-    assert sum(reported) == 2 * sum(len(raw) for _, raw in contents_of(sound).values()) + 16
+    assert sum(reported) == 2 * sum(len(raw) for _, raw in contents_of(two_ranks).values()) + 16
 
 
 # A checkpoint that is sharded for any number of ranks and joined has the same bytes.
