@@ -140,7 +140,7 @@ def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     from weightctl.verify.run import prompt
 
     monkeypatch.setattr(prompt, "TEXT", prompt.TEXT[:200])
-    monkeypatch.setattr("weightctl.budget.texts._BUILT_IN_TOKENS", 32)
+    monkeypatch.setattr("weightctl.budget.type_search._BUILT_IN_TOKENS", 32)
 
 
 @pytest.fixture(scope="module")

@@ -86,9 +86,6 @@ UPWARD = {
 
 # Pairs of modules that import each other on use, because they are two halves of one concept.
 MUTUAL = {
-    # `DType("bf16")` and `DType.encoding` use the table of encodings, which refers to dtypes.
-    ("weightctl.dtype.types", "weightctl.dtype.encodings"),
-    ("weightctl.dtype.types", "weightctl.dtype.spellings"),
     # Deferred data creates `WeightData`, which can contain deferred data.
     ("weightctl.weights.deferred", "weightctl.weights.data"),
     # The operators of a value are operations, which take and return values.

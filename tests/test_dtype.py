@@ -25,7 +25,7 @@ from weightctl.dtype import (
     encoding_by_id,
     unknown_encoding,
 )
-from weightctl.dtype.spellings import parse_encoding
+from weightctl.dtype.types import parse_encoding
 from weightctl.errors import EncodingError
 
 every_encoding = each("encoding", ENCODINGS.values(), ids=str)

@@ -15,7 +15,7 @@ from build import F32, I32, Gguf, Tensor, safetensors_of
 from each import each, usual
 from lazy import torch
 from weightctl.cli import app
-from weightctl.dtype.encodings import ENCODINGS
+from weightctl.dtype.types import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.plan.type_names import block_types
 from weightctl.sharding.plan_file import STRATEGIES

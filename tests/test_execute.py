@@ -16,7 +16,7 @@ from weightctl import Plan, WeightData, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.weights.from_arrays import as_checkpoint
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightctl
 from lora_models import adapt, make_gpt2, make_llama
-from weightctl.adapters.paths import AdapterPath, parse_adapter
+from weightctl.adapters.reading import AdapterPath, parse_adapter
 from weightctl.errors import ConversionError, WeightctlError
 
 if TYPE_CHECKING:

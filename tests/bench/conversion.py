@@ -14,7 +14,7 @@ import numpy as np
 
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.dtype.spellings import parse_encoding
+from weightctl.dtype.types import parse_encoding
 
 COUNT = 1 << 18
 # The least share, in percent, of the speed without measuring that should be left with it.

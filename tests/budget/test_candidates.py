@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from weightctl.budget.gguf_space import list_candidates
-from weightctl.budget.search import QuantizationBudget
-from weightctl.budget.texts import make_calibration
+from weightctl.budget.search import QuantizationBudget, list_candidates
+from weightctl.budget.type_search import make_calibration
 from weightctl.calibrate.chunks import read_texts
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError

@@ -8,7 +8,7 @@ import pytest
 from weightctl import DType
 from weightctl.engine import InferenceSession
 from weightctl.graph import Graph, TensorType
-from weightctl.nn.models.streams import StreamCoefficients
+from weightctl.nn.models.stream_decoder import StreamCoefficients
 
 
 @pytest.mark.parametrize("corrects", [False, True])

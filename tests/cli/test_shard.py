@@ -22,7 +22,7 @@ from conftest import ROOT
 from each import each
 from terminal import on_a_terminal
 from weightctl import open_weights, recognize, save
-from weightctl.dtype.spellings import parse_encoding
+from weightctl.dtype.types import parse_encoding
 from weightctl.plan.cast import cast
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid

@@ -16,8 +16,8 @@ from each import each
 from weightctl import DType
 from weightctl.codecs import codec, definition, is_exact
 from weightctl.codecs.narrow import LAYOUTS, narrow, widen
-from weightctl.codecs.recasting import recast
 from weightctl.codecs.scalar import ScalarCodec, convert, numpy_dtype, overflow, pack, unpack
+from weightctl.codecs.transcoding import recast
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import EncodingError
 

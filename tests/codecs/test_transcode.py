@@ -20,8 +20,8 @@ from each import each
 from rows import required
 from weightctl import DType, QuantizationEncoding
 from weightctl.codecs import Loss, Transcoded, can_decode, can_encode, codec, is_exact, transcode
-from weightctl.codecs.recasting import recast
 from weightctl.codecs.scalar import convert, numpy_dtype, overflow, pack, unpack
+from weightctl.codecs.transcoding import recast
 from weightctl.dtype import ENCODINGS, Encoding, unknown_encoding
 from weightctl.errors import EncodingError, NonFiniteError
 from weightctl.write.tasks import _WORKING

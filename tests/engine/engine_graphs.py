@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.engine import LoadedGraph
     from weightctl.graph import Value
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Header
     from weightctl.weights.source import Source

@@ -38,14 +38,14 @@ from weightctl import (
 )
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession, bound_weights
-from weightctl.engine.read_ahead import Arrival, WeightsAhead
+from weightctl.engine.bound_weights import Arrival, WeightsAhead
 from weightctl.engine.stored import InFiles
 from weightctl.errors import EngineError, FormatError
 from weightctl.graph import Graph, TensorType, Value, Weight, ops
 from weightctl.graph.ops import OPS
 from weightctl.nn import Linear
 from weightctl.plan.cast import cast
-from weightctl.weights.file_buffer import FileBuffer
+from weightctl.weights.buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

@@ -45,8 +45,10 @@ ROW = (
     ' scales=(BlockScale("scale", 0, "f32", is_positive=True),)),'
 )
 CODEC_LINES = {
-    "dtype/encodings.py": [Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41},')],
-    "dtype/types.py": [Line('    W8 = "W8"', before='    Q1_0 = "Q1_0"')],
+    "dtype/types.py": [
+        Line('    W8 = "W8"', before='    Q1_0 = "Q1_0"'),
+        Line(ROW, before='Encoding("Q1_0", 128, 18, "H16B", {"gguf": 41},'),
+    ],
 }
 CODEC_PROGRAM = """
 import sys
@@ -340,7 +342,7 @@ import sys
 import numpy as np
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
-from weightctl.sharding.stored import stored_weights
+from weightctl.sharding.knowledge import stored_weights
 from weightctl.cli.contents import Contents
 
 weights = open_weights(sys.argv[1])
@@ -369,7 +371,7 @@ STORAGE_MODULE = '''
 
 from weightctl.errors import MissingFileError
 from weightctl.storage.base import Entry
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 
 FILES = {}
 

@@ -14,7 +14,7 @@ from copying import contents, raw
 from lazy import torch
 from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.open.merging import merge_headers
+from weightctl.formats.open.parts import merge_headers
 from weightctl.weights.info import Header, Leaf
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
 from weightctl.formats.pickles.opcodes import OPCODES, STOP
 from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
 from weightctl.formats.pickles.scan import names
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 
 EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 INFOS = {ord(info.code): info for info in pickletools.opcodes}

@@ -20,7 +20,7 @@ from each import each
 from payloads import LIVE, REDUCE, STOP, call, many, named, stacked, text, whole
 from weightctl.formats.pickles.scan import MADE_UP, names
 from weightctl.formats.pytorch.constructors import is_allowed
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 
 
 class Color(enum.Enum):

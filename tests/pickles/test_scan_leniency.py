@@ -16,7 +16,7 @@ from each import each
 from payloads import TRICKS, call, frame, named, stacked, text
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, names
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 
 
 class Stub:

@@ -19,7 +19,7 @@ from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.imatrix import Importance, read_importance
 from weightctl.plan.cast import cast
 from weightctl.plan.importance import apply_importance
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
 

@@ -11,7 +11,7 @@ from each import each
 from weightctl import Plan, WeightData
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
-from weightctl.plan.recipe_files import read_recipe
+from weightctl.plan.types import read_recipe
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import MetadataValue
 

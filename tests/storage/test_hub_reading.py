@@ -14,7 +14,7 @@ from hub_fixtures import MODEL
 from weightctl import open_weights
 from weightctl.storage.files import file_size, is_directory, list_names, open_reader
 from weightctl.storage.traffic import TRAFFIC
-from weightctl.translate.card.facts import from_directory
+from weightctl.translate.card import from_directory
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Plan
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange
     from weightctl.weights.info import TensorInfo
 
 

@@ -18,8 +18,7 @@ from once import once, shared
 from weightctl import convert, open_weights
 from weightctl.errors import ArchitectureError, TokenizerError
 from weightctl.text.byte_level import from_byte_level
-from weightctl.translate.whisper.features import compute_mel_filters
-from weightctl.translate.whisper.vocabulary import derive_merges, read_vocabulary
+from weightctl.translate.whisper.plans import compute_mel_filters, derive_merges, read_vocabulary
 from whisper_models import END, POSITIONS, WORDS, make_whisper
 
 if TYPE_CHECKING:

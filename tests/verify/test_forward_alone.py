@@ -24,7 +24,7 @@ from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast
 from weightctl.verify import Request, Subject, verify
-from weightctl.verify.checks.forward.matrices import check_matrices
+from weightctl.verify.checks.forward import check_matrices
 from weightctl.verify.checks.forward.predictions import (
     Agreement,
     count_by_bound,

@@ -58,8 +58,8 @@ from weightctl.verify.figures import (
     LayerDivergence,
     NextToken,
     ValuesFigures,
+    sort_worst_first,
 )
-from weightctl.verify.ranking import sort_worst_first
 from weightctl.verify.report import REPORTS, check_targets, list_remedies, write
 from weightctl.verify.report.charts import draw_histogram
 from weightctl.verify.report.heat_map import draw_errors, make_grid

@@ -25,7 +25,7 @@ from weightctl.errors import ConversionError
 from weightctl.families import recognize
 from weightctl.formats.open.opening import open_weights
 from weightctl.verify import Request, Subject, verify
-from weightctl.verify.checks.forward.budget import degrade
+from weightctl.verify.checks.forward.walk import degrade
 from weightctl.verify.checks.values import check
 from weightctl.verify.compare.distance import (
     MOST_KEPT,

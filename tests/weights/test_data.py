@@ -25,7 +25,7 @@ from weightctl.dtype import ENCODINGS, unknown_encoding
 from weightctl.errors import EncodingError, FormatError
 from weightctl.formats.pickles.machine import load
 from weightctl.split import Cut, Part, part_shape
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 from weightctl.storage.files import open_reader
 from weightctl.weights import TensorInfo
 from weightctl.weights.boxes import boxes, byte_part, byte_shape, collect, find_overlaps, scatter

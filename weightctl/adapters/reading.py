@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from weightctl.adapters.names import parse_name
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config
 from weightctl.formats.open.opening import open_weights
@@ -19,13 +20,37 @@ from weightctl.weights.steps.transposed import Transposed
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Iterator, Mapping
 
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
 
+# PEFT: the words before a name, and the words behind it. `default` is the name of an adapter.
+_PREFIX = re.compile(r"^base_model\.model\.")
+_PEFT = re.compile(
+    r"^(?P<module>.+)\.lora_(?P<half>A|B|embedding_A|embedding_B|magnitude_vector)"
+    r"(?:\.(?!weight$|bias$)[^.]+)?(?P<kind>\.weight|\.bias)?$"
+)
+_SAVED = re.compile(r"\.modules_to_save(?:\.(?!weight$|bias$)[^.]+)?(?=\.)")
+_BASE_LAYER = ".base_layer."
+_HALVES = {
+    "A": "first", "embedding_A": "first", "B": "second", "embedding_B": "second",
+    "magnitude_vector": "magnitude",
+}  # fmt: skip
+# kohya's sd-scripts, diffusers and llama.cpp: the words behind a name.
+_OTHERS = (
+    re.compile(r"^(?P<module>.+)\.lora_(?P<half>down|up)\.weight$"),
+    re.compile(r"^(?P<module>.+)\.lora_linear_layer\.(?P<half>down|up)\.weight$"),
+    re.compile(r"^(?P<module>.+)\.lora\.(?P<half>down|up)\.weight$"),
+    re.compile(r"^(?P<module>.+)_lora\.(?P<half>down|up)\.weight$"),
+    re.compile(r"^(?P<module>.+)\.(?P<half>alpha|dora_scale)$"),
+    re.compile(r"^(?P<module>.+)\.lora_(?P<half>a|b)$"),
+)
+_OTHER_HALVES = {
+    "down": "first", "up": "second", "a": "first", "b": "second", "alpha": "alpha",
+    "dora_scale": "magnitude",
+}  # fmt: skip
 _GGUF_EMBEDDING = "token_embd.weight"
 _ALPHA = "adapter.lora.alpha"
 # Initializations of PEFT that change the weights of the model as well.
@@ -291,3 +316,69 @@ def _number(content: object) -> float | None:
     if isinstance(content, bool) or not isinstance(content, int | float):
         return None
     return float(content) if isfinite(content) else None
+
+
+# Names of an adapter's tensors: which weight each belongs to, and which matrix it is.
+
+
+class AdapterPart(NamedTuple):
+    """What a tensor of an adapter is.
+
+    - `module`: the name of the module or of the weight that it belongs to.
+    - `part`: `first` or `second` for the matrices of a pair, `magnitude` for DoRA's magnitudes,
+      `alpha`, `bias` for the bias of a pair, `saved` for a tensor that replaces the model's, and
+      `copy` for a copy of a weight that a pair belongs to.
+    - `is_embedding`: whether the pair is that of an embedding, whose product is transposed.
+    """
+
+    module: str
+    part: str
+    is_embedding: bool = False
+
+
+def parse_name(name: str) -> AdapterPart:
+    """Return what the tensor of a name is, in the conventions of PEFT, kohya and diffusers."""
+    stem = _PREFIX.sub("", name)
+    if found := _PEFT.match(stem):
+        if found["kind"] == ".bias":
+            return AdapterPart(found["module"], "bias")
+        return AdapterPart(found["module"], _HALVES[found["half"]], "embedding" in found["half"])
+    for pattern in _OTHERS:
+        if found := pattern.match(name):
+            return AdapterPart(found["module"], _OTHER_HALVES[found["half"]])
+    if _BASE_LAYER in stem:
+        return AdapterPart(stem.replace(_BASE_LAYER, "."), "copy")
+    return AdapterPart(_SAVED.sub("", stem), "saved")
+
+
+# Paths of adapters, which may end in a weight: `adapter:0.5`.
+
+
+class AdapterPath(NamedTuple):
+    """The path of an adapter, and the weight that its changes are multiplied by."""
+
+    path: str
+    weight: float = 1.0
+
+
+# A path, which may end in a weight as in `adapter:0.5`, or a path and a weight.
+AdapterLike: TypeAlias = "str | os.PathLike[str] | tuple[str, float]"
+
+
+def parse_adapter(given: AdapterLike) -> AdapterPath:
+    """Return a path with its weight; raises `ConversionError` if the weight is not finite."""
+    if isinstance(given, tuple):
+        return AdapterPath(os.fspath(given[0]), float(given[1]))
+    path = os.fspath(given)
+    stem, colon, text = path.rpartition(":")
+    if not colon or not stem or os.path.exists(path) or text.startswith("//"):
+        return AdapterPath(path)
+    try:
+        weight = float(text)
+    except ValueError:
+        return AdapterPath(path)
+    if not abs(weight) < float("inf"):
+        raise ConversionError(
+            f"{text} is not a weight of an adapter", hint="use a number, as in adapter:0.5"
+        )
+    return AdapterPath(stem, weight)

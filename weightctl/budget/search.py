@@ -6,32 +6,53 @@ import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from weightctl.budget.found import make_metadata, make_recipe, match_name
-from weightctl.budget.gguf_space import GgufSpace
 from weightctl.budget.limits import IN_PLACE, KEEP, QuantizationBudget
-from weightctl.budget.scheme_space import SchemeSpace
+from weightctl.budget.space import SearchedTensor
 from weightctl.budget.type_search import TypeSearch
+from weightctl.budget.view import encode_rows, view_plan
+from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.names import joined_name, layer, split_layer_number
+from weightctl.families.recognition import recognize
+from weightctl.plan.cast import fit_encoding
 from weightctl.plan.metadata import Setting
-from weightctl.plan.recipe_lines import Recipe
+from weightctl.plan.recipe_lines import OTHERWISE, Recipe
 from weightctl.plan.scheme_names import SchemeRecipe
+from weightctl.plan.type_rules import BY_RULE
+from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.verify.request import Subject
+from weightctl.weights.derived import Derived, StoredTensor
+from weightctl.weights.tree import Checkpoint, source_of
 from weightctl.write.convert import convert
 from weightctl.write.targets import target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from weightctl.budget.found import FoundTypes
+    from weightctl.codecs.base import F32
+    from weightctl.dtype import Encoding
+    from weightctl.families import RecognizedModel
+    from weightctl.plan.plan import Item, Plan
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.metadata import MetadataValue
     from weightctl.write.conversion import Conversion
 
 __all__ = ["QuantizationBudget", "quantize"]
 
+# The number of values of a tensor that are sampled, in whole rows, and in so many groups of rows.
+_SAMPLE, _GROUPS = 1 << 18, 8
+_EXPERTS = ".experts."
 # The type that tensors have before the search; like most types, it uses an importance matrix.
 _FIRST_TYPE = "Q4_K"
 # Numbers in the metadata of safetensors are text, which is longer for some numbers.
@@ -135,3 +156,223 @@ def _count_beside(conversion: Conversion, draft: dict[str, MetadataValue], align
     files = replace(conversion, plan=replace(plan, metadata={**plan.metadata, **draft}))
     padded = sum(-(-item.info.nbytes // alignment) * alignment for item in plan.items)
     return files.outcome.nbytes - padded
+
+
+# The matrices of a planned GGUF file, and the types that their rows fit.
+
+
+class GgufSpace:
+    """The matrices of a plan for GGUF whose type no rule decides; raises as `list_candidates`."""
+
+    alignment = 32
+
+    def __init__(
+        self, plan: Plan, types: Sequence[Encoding], in_place: Sequence[Encoding] = ()
+    ) -> None:
+        self._plan = plan
+        found = list_candidates(plan, types, in_place)
+        self._items = {item.info.name: item for item, _ in found}
+        self.tensors = [
+            SearchedTensor(
+                item.info.name,
+                item.info.size,
+                {each.name: each.nbytes(item.info.shape) for each in fitting},
+                item.source.encoding.name,
+            )
+            for item, fitting in found
+        ]
+        self.others = [i.info.nbytes for i in plan.items if i.info.name not in self._items]
+        self.size = sum(item.info.size for item in plan.items)
+
+    def view(self, types: Mapping[str, str] | None = None) -> RecognizedModel:
+        """Return the model that the plan would write, with tensors in these types."""
+        if types is None:
+            return view_plan(self._plan)
+        return view_plan(self._plan, {name: ENCODINGS[kind] for name, kind in types.items()})
+
+    def measure_errors(self, tensor: SearchedTensor) -> dict[str, float]:
+        """Return the mean squared error of each type, on a sample of rows."""
+        kinds = [ENCODINGS[kind] for kind in tensor.nbytes]
+        return measure_errors(self._plan, self._items[tensor.name], kinds)
+
+    def join(self, name: str) -> tuple[int | None, str]:
+        """Return the layer of a tensor, and its name: llama.cpp joins no tensors."""
+        return layer(name), name
+
+
+def list_candidates(
+    plan: Plan, types: Sequence[Encoding], in_place: Sequence[Encoding] = ()
+) -> list[tuple[Item, tuple[Encoding, ...]]]:
+    """Return the matrices that the recipe of a plan chose no type for, with the types they can get.
+
+    If the blocks of some types do not divide the rows, these types are replaced by those of
+    `in_place` that do; without any, each one by llama.cpp's substitute for it. Raises
+    `ConversionError` if there is not one such matrix, or if a type needs an importance matrix.
+    """
+    found = [
+        (item, _fit_types(types, in_place, item.info.shape))
+        for item in plan.items
+        if item.line == OTHERWISE
+    ]
+    if not found:
+        raise _explain_nothing(plan)
+    for item, fitting in found:
+        for each in fitting:
+            if each.needs_importance and item.importance is None:
+                raise ConversionError(
+                    f"{each} needs an importance matrix with an entry for `{item.info.name}`",
+                    hint="use --imatrix FILE (imatrix in Python), or leave the type out of --types",
+                )
+    return found
+
+
+def _fit_types(
+    types: Sequence[Encoding], in_place: Sequence[Encoding], shape: tuple[int, ...]
+) -> tuple[Encoding, ...]:
+    fitting = [each for each in types if each.fits(shape)]
+    others = [each for each in in_place if each.fits(shape)]
+    if len(fitting) == len(types) or not others:
+        return tuple(dict.fromkeys(fit_encoding(each, shape) for each in types))
+    return tuple(dict.fromkeys([*others, *fitting]))
+
+
+def _explain_nothing(plan: Plan) -> ConversionError:
+    """Return the error for a plan without a matrix to quantize."""
+    files = plan.source.header.files
+    where = f"{files[0]}: " if files else ""
+    ruled = next((item for item in plan.items if item.line.startswith(BY_RULE)), None)
+    if ruled is not None:
+        return ConversionError(
+            f"{where}no tensor can be quantized to meet the budget: --tensor-type chooses the type "
+            f"of every matrix, for example of `{ruled.info.name}`",
+            hint="leave out --tensor-type for some tensors, or use --quant (quant in Python) "
+            "instead of a budget",
+        )
+    return ConversionError(
+        f"{where}no tensor can be quantized to meet the budget",
+        hint="a budget needs matrices whose names end in `.weight`, other than norms and routers; "
+        "for a model without them, use --dtype (dtype in Python)",
+    )
+
+
+def measure_errors(plan: Plan, item: Item, types: Sequence[Encoding]) -> dict[str, float]:
+    """Return the mean squared error of each type in an item's tensor, by the type's name.
+
+    Errors are weighted with the importance of their columns if the item has importance. The rows
+    are evenly spaced, so that the result does not depend on chance. The error of the type in which
+    the source stores the tensor is 0.
+    """
+    rows = _choose_rows(item)
+    in_matrix = prod(item.info.shape[-2:-1])
+    found = dict.fromkeys((each.name for each in types), 0.0)
+    for matrix in sorted({row // in_matrix for row in rows}):
+        raw = _read_rows(plan, item, [row for row in rows if row // in_matrix == matrix])
+        values = _decode(raw, item.source.encoding)
+        weights = item.importance_of(matrix)
+        scale = (
+            np.ones(values.shape[1]) if weights is None else weights / max(weights.mean(), 1e-30)
+        )
+        for each in types:
+            if each == item.source.encoding:
+                continue
+            changed = replace(item, info=item.info._replace(encoding=each))
+            made = encode_rows(changed, raw, matrix, zero_nonfinite=plan.zero_nonfinite)
+            error = np.square(values - _decode(made, each), dtype=np.float64)
+            found[each.name] += float((error * scale).sum())
+    return {name: total / max(1, len(rows) * item.info.row) for name, total in found.items()}
+
+
+def _choose_rows(item: Item) -> list[int]:
+    total = prod(item.info.shape[:-1])
+    count = min(total, max(1, _SAMPLE // max(1, item.info.row)))
+    return [round(float(row)) for row in np.linspace(0, total - 1, count)]
+
+
+def _read_rows(plan: Plan, item: Item, rows: Sequence[int]) -> NDArray[np.uint8]:
+    size = item.source.encoding.nbytes((item.info.row,))
+    raw = np.empty((len(rows), size), np.uint8)
+    for place, row in enumerate(rows):
+        plan.source.read_into(item.source.name, row * size, raw[place].data)
+    return raw
+
+
+def _decode(raw: NDArray[np.uint8], encoding: Encoding) -> F32:
+    made = transcode(raw, encoding, ENCODINGS["F32"]).raw
+    return np.ascontiguousarray(made).view(np.float32).reshape(len(raw), -1)
+
+
+class SchemeSpace:
+    """The weights that the types of a model directory can store.
+
+    `plan` is the plan without quantization, and `plans` has that of each type for all weights. With
+    `can_keep`, weights can also keep their type.
+    """
+
+    alignment = 1
+
+    def __init__(self, plan: Plan, plans: Mapping[str, Plan], *, can_keep: bool) -> None:
+        self._plan = plan
+        self._decoded = {
+            kind: source_of(dequantize_weights(Checkpoint(each.source), in_blocks=False))
+            for kind, each in plans.items()
+        }
+        nbytes: dict[str, dict[str, int]] = {}
+        for kind, each in plans.items():
+            for item in each.items:
+                if item.weight:
+                    made = nbytes.setdefault(item.weight, {})
+                    made[kind] = made.get(kind, 0) + item.info.nbytes
+        items = {item.info.name: item for item in plan.items}
+        if can_keep:
+            for name, made in nbytes.items():
+                made[KEEP] = items[name].info.nbytes
+        self.tensors = [
+            SearchedTensor(name, items[name].info.size, made, KEEP) for name, made in nbytes.items()
+        ]
+        self.others = [item.info.nbytes for name, item in items.items() if name not in nbytes]
+        self.size = sum(item.info.size for item in plan.items)
+        self._sources = {name: StoredTensor(plan.source, items[name].source.name) for name in items}
+
+    def view(self, types: Mapping[str, str] | None = None) -> RecognizedModel:
+        """Return the model with weights in these types."""
+        plan = self._plan
+        tensors: dict[str, ReadableTensor] = {}
+        for name, source in self._sources.items():
+            kind = (types or {}).get(name, KEEP)
+            tensors[name] = source if kind == KEEP else StoredTensor(self._decoded[kind], name)
+        return recognize(Checkpoint(Derived(plan.source, tensors, plan.metadata, plan.tied)))
+
+    def measure_errors(self, tensor: SearchedTensor) -> dict[str, float]:
+        """Return the mean squared error of each type, on groups of rows."""
+        found = dict.fromkeys(tensor.nbytes, 0.0)
+        source = self._sources[tensor.name]
+        rows, columns = source.info.shape
+        size = max(1, min(rows, _SAMPLE // columns) // _GROUPS)
+        starts = sorted({round(float(at)) for at in np.linspace(0, rows - size, _GROUPS)})
+        for start in starts:
+            values = _read_rows_as_floats(source, start, size)
+            for kind in tensor.nbytes:
+                if kind != KEEP:
+                    made = _read_rows_as_floats(
+                        StoredTensor(self._decoded[kind], tensor.name), start, size
+                    )
+                    found[kind] += float(np.square(values - made, dtype=np.float64).sum())
+        return {kind: total / (len(starts) * size * columns) for kind, total in found.items()}
+
+    def join(self, name: str) -> tuple[int | None, str]:
+        """Return the layer of a weight, and the name of what engines join it to.
+
+        Engines join queries, keys and values, gate and up, and all experts of a layer.
+        """
+        above, is_expert, _ = name.partition(_EXPERTS)
+        return split_layer_number(name)[0], above if is_expert else joined_name(name)
+
+
+def _read_rows_as_floats(tensor: ReadableTensor, start: int, count: int) -> F32:
+    """Return rows of a matrix as float32[count, columns]."""
+    encoding, columns = tensor.info.encoding, tensor.info.row
+    width = encoding.nbytes((columns,))
+    raw = np.empty((count, width), np.uint8)
+    tensor.read_into(start * width, raw.reshape(-1).data)
+    made = transcode(raw, encoding, ENCODINGS["F32"]).raw
+    return np.ascontiguousarray(made).view(np.float32).reshape(count, columns)

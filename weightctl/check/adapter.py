@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.adapters.names import parse_name
-from weightctl.adapters.reading import list_wrong_scales
+from weightctl.adapters.reading import list_wrong_scales, parse_name
 from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.text.untyped import is_list
 from weightctl.text.wording import join_names

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.changes import (
-    change_document,
-    change_rows,
-    layer_document,
-    layer_rows,
-    summarize_changes,
-)
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
 from weightctl.cli.costs import document_network
@@ -31,21 +25,31 @@ from weightctl.cli.options import (
     locate_local,
 )
 from weightctl.cli.outline import format_tensor_count, outline
-from weightctl.cli.patches import patch_document, save_patch, summarize_patch
-from weightctl.cli.progress import stages_bar
+from weightctl.cli.progress import progress_bar, stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.families.mlx import is_mlx
 from weightctl.formats.open.opening import open_weights
-from weightctl.text.wording import pluralize, printable
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from weightctl.cli.compared import LayerChange, ValueChange
     from weightctl.cli.outline import OutlineLine
+    from weightctl.deltas.creating import WrittenPatch
 
+# The bytes of B, by the way in which the patch restores them.
+_MEANINGS = {
+    "same": "unchanged",
+    "sparse": "list of changed words",
+    "difference": "differences of all words",
+    "new": "new, compressed",
+    "stored": "new, not compressible",
+}
 _CONTENT = {"bytes", "values"}
 
 app = typer.Typer(add_completion=False)
@@ -353,4 +357,130 @@ def _side_document(side: Side | None) -> dict[str, Any] | None:
         "shape": list(side.shape),
         "encoding": side.encoding,
         "bits_per_weight": side.bits,
+    }
+
+
+# Patches, as `weightctl diff --patch` writes and describes them.
+
+
+def save_patch(first: str, second: str, path: str, *, force: bool, quiet: bool) -> WrittenPatch:
+    """Write a patch with a progress bar; raises the errors of `write_patch`."""
+    # These imports load NumPy and zstd.
+    from weightctl.deltas.creating import count_patched_bytes, write_patch
+
+    total = count_patched_bytes(second)
+    with progress_bar(total, quiet=quiet or total < LONG) as advance:
+        return write_patch(first, second, path, force=force, progress=advance)
+
+
+def summarize_patch(written: WrittenPatch) -> None:
+    """Print the sizes of a patch, and how much of B is restored in which way."""
+    share = 100 * written.nbytes / max(written.restored, 1)
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in written.tensors.items() if count)
+    show_table(
+        [Cell(_MEANINGS[method]), Cell(format_size(nbytes), right=True)]
+        for method, nbytes in written.methods.items()
+        if nbytes
+    )
+    files = pluralize(written.files, "file")
+    size = f"{format_size(written.nbytes)}, {share:.2f} % of {format_size(written.restored)}"
+    lines = [f"tensors: {counts}"] if counts else []
+    show_lines([[], *([Cell(line)] for line in lines), [Cell(f"{written.path}: {size}, {files}")]])
+
+
+def patch_document(written: WrittenPatch) -> dict[str, Any]:
+    """Return the description of a patch as JSON."""
+    return {
+        "path": written.path,
+        "bytes": written.nbytes,
+        "restored_bytes": written.restored,
+        "files": written.files,
+        "tensors": dict(written.tensors),
+        "methods": dict(written.methods),
+    }
+
+
+# Shows changes of values (`diff --values`) on the screen and in JSON.
+
+
+def change_rows(differences: Mapping[str, Difference]) -> Iterator[Sequence[Cell]]:
+    """Yield a heading and a row for each tensor whose values differ, in the given order."""
+    yield [
+        Cell("tensor", "bold"),
+        Cell("type", "bold"),
+        Cell("relative RMSE", "bold", right=True, short="rel. RMSE"),
+        Cell("largest difference", "bold", right=True, short="largest"),
+        Cell(""),
+    ]
+    for name, each in differences.items():
+        if each.change is None or each.first is None or each.second is None:
+            continue
+        types = dict.fromkeys((each.first.encoding, each.second.encoding))
+        yield [
+            Cell(f"~ {name}", "yellow"),
+            Cell(" -> ".join(types), "cyan"),
+            *_figures(each.change),
+        ]
+
+
+def layer_rows(layers: Iterable[LayerChange]) -> Iterator[Sequence[Cell]]:
+    """Yield a heading and a row for each layer, with the change of all its tensors together."""
+    yield [
+        Cell("layer", "bold"),
+        Cell("tensors that differ", "bold", right=True, short="differ"),
+        Cell("relative RMSE", "bold", right=True, short="rel. RMSE"),
+        Cell("largest difference", "bold", right=True, short="largest"),
+        Cell(""),
+    ]
+    for each in layers:
+        yield [
+            Cell("other" if each.layer is None else str(each.layer)),
+            Cell(f"{each.changed} of {each.tensors}", right=True),
+            *_figures(each.change),
+        ]
+
+
+def _figures(change: ValueChange) -> tuple[Cell, Cell, Cell]:
+    mark = f"{pluralize(change.nonfinite, 'value')} NaN or infinite" if change.nonfinite else ""
+    return (
+        Cell("" if change.nonfinite else percent(change.relative_rmse), right=True),
+        Cell(number(change.max_difference), right=True),
+        Cell(mark, "red", short="NaN or inf" if mark else None),
+    )
+
+
+def summarize_changes(layers: Sequence[LayerChange], recoded: int) -> str:
+    """Describe how many tensors have the same values, and how many have another encoding."""
+    same = sum(each.tensors - each.changed for each in layers)
+    counts = ((same, "the same values"), (recoded, "another encoding"))
+    return "; ".join(
+        f"{pluralize(count, 'tensor')} {'has' if count == 1 else 'have'} {what}"
+        for count, what in counts
+        if count
+    )
+
+
+def change_document(change: ValueChange | None) -> dict[str, Any] | None:
+    """Return a change as a JSON object; figures that are not finite are null."""
+    if change is None:
+        return None
+    figures = change._asdict()
+    rmse, largest = (
+        figures[key] if isfinite(figures[key]) else None
+        for key in ("relative_rmse", "max_difference")
+    )
+    return {
+        "relative_rmse": rmse,
+        "max_difference": largest,
+        "nonfinite": change.nonfinite,
+    }
+
+
+def layer_document(layer: LayerChange) -> dict[str, Any]:
+    """Return the change of a layer as a JSON object."""
+    return {
+        "layer": layer.layer,
+        "tensors": layer.tensors,
+        "changed": layer.changed,
+        "change": change_document(layer.change),
     }

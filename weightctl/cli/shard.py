@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli.costs import document_network
 from weightctl.cli.gathered import gather_into
 from weightctl.cli.options import (
     Anonymous,
@@ -25,24 +27,29 @@ from weightctl.cli.options import (
     locate,
 )
 from weightctl.cli.planned import plan_shards, require_out
-from weightctl.cli.possible import COUNTS, show_possible
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import note, show_lines, show_table, show_text
+from weightctl.cli.render import Cell, columns, is_terminal, note, show_lines, show_table, show_text
 from weightctl.cli.report import note_when_stopped, planned_resumption
 from weightctl.cli.shares import document, share_rows, summary
-from weightctl.errors import ConversionError
+from weightctl.cli.splits import join_ranks
+from weightctl.cli.wrapping import hung
+from weightctl.errors import ConversionError, TensorSplitError
 from weightctl.formats.open.opening import open_weights
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
+from weightctl.text.wording import printable
 from weightctl.weights.tree import header_of
 from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from weightctl.sharding.planning import CutRulesLike
+    from weightctl.sharding.possible import Possible
     from weightctl.weights.tree import Checkpoint
 
+# The numbers of ranks to try: those of one machine, and of several machines together.
+COUNTS = (*range(1, 17), 32, 64)
 _CUT = "Ranks"
 _FILES = "Files"
 _AUTO = "auto"
@@ -262,3 +269,51 @@ def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
         raise ConversionError(
             f"{action} cannot be combined with {options}: {why}", hint=f"remove {options}"
         )
+
+
+def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
+    """Print which numbers of ranks work, and the tensor and reason that prevent the others."""
+    if as_json:
+        show_text(json.dumps(_document(path, found)) + "\n")
+        return
+    reasons: dict[str, list[int]] = {}
+    for each in found:
+        reasons.setdefault(_reason(each), []).append(each.ranks)
+    counts = {reason: join_ranks(ranks) for reason, ranks in reasons.items()}
+    room = max(map(len, counts.values()))
+    # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
+    wraps = is_terminal() or "COLUMNS" in os.environ
+    lines = [[Cell(printable(path), "bold"), Cell(" can be split with --tp")], list[Cell]()]
+    for reason, numbers in counts.items():
+        head = Cell(f"  {numbers:<{room}}  ", "" if reason else "green")
+        lines += hung([head], reason or "works", columns() if wraps else None)
+    show_lines(lines)
+
+
+def _reason(each: Possible) -> str:
+    """Return why a number of ranks does not work, in words that do not depend on the number.
+
+    The text is empty if the number works.
+    """
+    match each.refusal:
+        case None:
+            return ""
+        case TensorSplitError(summary=summary):
+            return summary
+        case refusal:
+            return refusal.message
+
+
+def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
+    return {
+        "input": path,
+        "possible": [
+            {
+                "tp": each.ranks,
+                "works": each.refusal is None,
+                "reason": each.refusal.message if each.refusal else None,
+            }
+            for each in found
+        ],
+        **document_network(),
+    }

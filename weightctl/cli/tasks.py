@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 from copy import copy
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
 from weightctl.cli.budgets import BUDGET_OPTIONS
 from weightctl.cli.convert import convert
+from weightctl.cli.costs import document_network
 from weightctl.cli.options import examples, exit_codes, section
 from weightctl.cli.planned import plan_conversion, plan_shards
-from weightctl.cli.render import note, show_lines, show_table, show_text
+from weightctl.cli.render import Cell, note, show_lines, show_table, show_text
 from weightctl.cli.shard import shard
-from weightctl.cli.task_list import TaskList, document, list_rows, summarize
 from weightctl.errors import ConversionError
 from weightctl.plan.type_names import list_recipes, single_types
-from weightctl.text.sizes import parse_size
+from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.wording import pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import identify_run
 from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
@@ -26,10 +27,13 @@ from weightctl.write.executors.distribution import plan_distribution
 from weightctl.write.gathering import gathering
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.write.conversion import Conversion
+    from weightctl.write.executors.batches import Batch
     from weightctl.write.gathering import Gathering
+    from weightctl.write.journal import Purpose
+    from weightctl.write.outcome import Outcome
     from weightctl.write.shard import ShardedOutput
 
 _AXES = ("tensor", "experts", "stages")
@@ -208,3 +212,87 @@ def _list_tasks(
         distribution.task_size,
         bandwidth,
     )
+
+
+# Describes the tasks that `weightctl tasks` lists, as text and as JSON.
+
+
+class TaskList(NamedTuple):
+    """The tasks of a planned output, in batches, and the fingerprints of the plan and its input."""
+
+    outcome: Outcome
+    batches: Sequence[Batch]
+    purpose: Purpose
+    task_size: int
+    bandwidth: int
+
+
+def list_rows(found: TaskList) -> Iterator[Sequence[Cell]]:
+    """Yield the rows of the table of tasks, with a heading."""
+    heads = ("file", "task", "read", "written", "expected")
+    yield [Cell(text, "bold", right=bool(place)) for place, text in enumerate(heads)]
+    for number, batch in enumerate(found.batches):
+        yield [
+            Cell(_name_file(found, batch)),
+            Cell(str(number), right=True),
+            Cell(format_size(batch.read), right=True),
+            Cell(format_size(batch.made), right=True),
+            Cell(_format_seconds(batch.estimate_seconds(found.bandwidth)), "dim", right=True),
+        ]
+
+
+def _name_file(found: TaskList, batch: Batch) -> str:
+    """Return the name of the first file that a task writes to."""
+    return [*found.outcome.parts][batch.tasks[0].place[0]]
+
+
+def summarize(found: TaskList) -> list[list[Cell]]:
+    """Return the lines below the table: numbers, sizes and expected times."""
+    batches = found.batches
+    seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
+    read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
+    total = _format_seconds(sum(seconds))
+    longest = _format_seconds(max(seconds, default=0.0))
+    largest = format_size(max((batch.cost for batch in batches), default=0))
+    return [
+        [],
+        [Cell(f"{pluralize(len(batches), 'task')}; the largest has {largest}")],
+        [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
+        [Cell(f"{total} expected on one core, at most {longest} for a task")],
+    ]
+
+
+def _format_seconds(seconds: float) -> str:
+    """Return a time with a unit: `0.3 ms`, `3.2 s`, `14.0 min`, `2.5 h`."""
+    units = ((3600, "h"), (60, "min"), (1, "s"))
+    size, unit = next((each for each in units if seconds >= each[0]), (1e-3, "ms"))
+    return f"{seconds / size:.1f} {unit}"
+
+
+def document(path: str, found: TaskList) -> dict[str, Any]:
+    """Return the tasks as JSON, according to `schemas/tasks.json` in the package."""
+    batches = found.batches
+    listed = [
+        {
+            "task": number,
+            "file": _name_file(found, batch),
+            "read_bytes": batch.read,
+            "written_bytes": batch.made,
+            "seconds": batch.estimate_seconds(found.bandwidth),
+        }
+        for number, batch in enumerate(batches)
+    ]
+    return {
+        "input": path,
+        "output": found.outcome.where.path,
+        "format": found.outcome.where.format,
+        "plan": found.purpose.plan,
+        "fingerprint": found.purpose.input,
+        "task_size": found.task_size,
+        "bandwidth": found.bandwidth,
+        "read_bytes": sum(batch.read for batch in batches),
+        "written_bytes": sum(batch.made for batch in batches),
+        "seconds": sum(batch.estimate_seconds(found.bandwidth) for batch in batches),
+        "tasks": listed,
+        **document_network(),
+    }

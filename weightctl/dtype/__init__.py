@@ -1,18 +1,16 @@
 """Types of values: `DType`, `QuantizationEncoding`, and the table of `Encoding`s."""
 
-from weightctl.dtype.encodings import (
+from weightctl.dtype.types import (
     ENCODINGS,
     BlockScale,
-    Encoding,
-    encoding_by_id,
-    unknown_encoding,
-)
-from weightctl.dtype.types import (
     DType,
     DTypeLike,
+    Encoding,
     QuantizationEncoding,
     as_dtype,
     as_quantization,
+    encoding_by_id,
+    unknown_encoding,
 )
 
 __all__ = [

@@ -9,8 +9,8 @@ from weightctl.engine.arrays import bytes_of, tensor_of
 from weightctl.graph.ops.lowering import dtype_of
 from weightctl.split import part_shape
 from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.buffer import FileBuffer
 from weightctl.weights.data import WeightData
-from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.protocol import Weights
 from weightctl.weights.source import Held

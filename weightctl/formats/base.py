@@ -13,8 +13,7 @@ from weightctl.weights.metadata import TEXT, MetadataValue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Reader
     from weightctl.weights.info import Header, TensorInfo
 
 Bytes = bytes | bytearray | memoryview

@@ -9,12 +9,12 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
+from weightctl.graph.weight import Weight
 from weightctl.nn.cuts import cut_parts, own_range, own_segment, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
-from weightctl.nn.module import Divisible
+from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import HeadNorm, RMSNorm
 from weightctl.nn.positions import list_all_positions, list_positions, with_past
-from weightctl.nn.sinks import Sinks
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
     from weightctl.nn.positions import Temperature
     from weightctl.split import Range
 
@@ -389,3 +388,25 @@ def _mask_chunks(positions: Dim, device: DeviceRef, size: int) -> Value:
     chunks = ops.floordiv(list_positions(positions, device), size)
     others = ops.floordiv(list_all_positions(positions, device), size)
     return ops.equal(ops.unsqueeze(chunks, 1), ops.unsqueeze(others, 0))
+
+
+# Attention sinks: scores without a key, which take a share of the softmax and add nothing.
+
+
+class Sinks(Module):
+    """A score for each head beside those of its keys."""
+
+    def __init__(self, heads: int, *, device: DeviceRef = CPU) -> None:
+        self.weight = Weight("weight", DType.float32, (heads,), device)
+
+    def __call__(self, own: Range | None = None) -> Value:
+        """Return the scores, [heads]; `own` are the heads of a shard."""
+        return self.weight if own is None else self.weight[own[0] : own[1]]
+
+
+def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None) -> Value:
+    """Return bool[positions, keys]: which of the keys up to its own position each one sees."""
+    places = ops.unsqueeze(list_positions(positions, device), 1)
+    back = places - ops.unsqueeze(list_all_positions(positions, device), 0)
+    seen = back >= 0
+    return seen if window is None else ops.logical_and(seen, back < window)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
+from weightctl.nn.attention import mask_positions
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Module
 from weightctl.nn.norm import LayerNorm
 from weightctl.nn.positions import with_past
-from weightctl.nn.sinks import mask_positions
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
-from weightctl.dtype.spellings import parse_encoding
+from weightctl.dtype.types import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.llama_recipes import LLAMA_RECIPES
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.errors import ArchitectureError
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.names import split_layer_number
 from weightctl.families.recognition import recognize
+from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.sharding.cutting import CutModel
+from weightctl.sharding.footprints import Footprint, WeightFootprint, plain
 from weightctl.sharding.placing import PlacedWeight, place_weights
-from weightctl.sharding.stored import as_meant, stored_weights
 from weightctl.text.wording import pluralize
-from weightctl.weights.tree import source_of
+from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
+from weightctl.weights.tree import Checkpoint, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from weightctl.dtype import Encoding
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.sharding.footprints import WeightFootprint
-    from weightctl.weights.tree import Checkpoint
+    from weightctl.schemes.cutting import Axes
+    from weightctl.schemes.decoding.tensors import SchemeTensors
+    from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.source import Source
+
+_ALONE = (
+    "it looks like a part of a quantized weight, but the shape of the weight cannot be determined"
+)
+_SHAPE = ".weight_shape"
 
 
 class CheckpointKnowledge(NamedTuple):
@@ -114,3 +127,91 @@ def _unknown(stored: Mapping[str, WeightFootprint]) -> CutModel:
         for name, each in stored.items()
     }
     return CutModel(places, layers, experts=None)
+
+
+# Finds the weights of a checkpoint, and the tensors in which each is stored.
+
+
+def stored_weights(source: Source) -> dict[str, WeightFootprint]:
+    """Return the weights by name, in the order of their first tensors.
+
+    Each tensor belongs to one weight. Only small tensors that define shapes are read.
+    """
+    header = source.header
+    together = list_scheme_tensors(header)
+    if not together:
+        return {name: plain(info) for name, info in header.tensors.items()}
+    # This call imports NumPy, which is not needed otherwise.
+    from weightctl.schemes.decoding.tensors import find_scheme_tensors
+
+    found = find_scheme_tensors(source)
+    owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
+    weights: dict[str, WeightFootprint] = {}
+    for name, info in header.tensors.items():
+        own = owner.get(name)
+        if own is None:
+            weight = plain(info)
+            weights[name] = weight._replace(refusal=_ALONE) if name in together else weight
+        elif own not in weights:
+            weights[own] = _make_footprint(found[own])
+    return weights
+
+
+def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
+    """Return the footprint of a quantized weight, with a refusal if its tensors cannot be split."""
+    name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
+    axes: Sequence[Axes] | None = None
+    if scheme.cut is not None:
+        with suppress(ConversionError):
+            axes = scheme.cut(stored)
+    if axes is None:
+        whole = tuple(Footprint(each.info, (None,) * len(shape)) for each in stored.tensors)
+        refusal = (
+            f"it is stored as {stored.weight.label}, and weightctl cannot split its stored tensors"
+        )
+        return WeightFootprint(name, shape, whole, refusal)
+    footprints = (
+        Footprint(tensor.info, tuple(own)) for tensor, own in zip(stored.tensors, axes, strict=True)
+    )
+    note = ""
+    if stored.find(_SHAPE) is not None:
+        note = f"`{_SHAPE}` of packed weights has the shape of the whole weight on every rank"
+    return WeightFootprint(name, shape, tuple(footprints), note=note)
+
+
+def as_meant(weights: Checkpoint, stored: Mapping[str, WeightFootprint]) -> Checkpoint:
+    """Return a tree with a tensor for each weight; quantized weights cannot be read from it."""
+    source = source_of(weights)
+    tensors: dict[str, ReadableTensor] = {}
+    is_other = False
+    for name, each in stored.items():
+        infos = [footprint.info for footprint in each.footprints]
+        if infos[0].name == name and infos[0].shape == each.shape:
+            tensors[name] = StoredTensor(source, name)
+        else:
+            inputs = [StoredTensor(source, info.name) for info in infos]
+            tensors[name] = DerivedTensor(name, _Meant(each.shape), inputs)
+        is_other = is_other or len(infos) > 1
+    if not is_other:
+        return weights
+    header = source.header
+    aliases = {alias: name for alias, name in header.aliases.items() if name in tensors}
+    return Checkpoint(Derived(source, tensors, header.metadata, aliases))
+
+
+class _Meant:
+    """A step whose result has the shape of a weight, but cannot be read."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape, and F32 as the encoding."""
+        del inputs
+        return self._shape, ENCODINGS["F32"]
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Raise `NotImplementedError`: planning does not read weights."""
+        raise NotImplementedError

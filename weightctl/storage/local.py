@@ -14,8 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
-from weightctl.storage.base import cannot_write
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange, cannot_write
 from weightctl.storage.location import hint_for_missing
 from weightctl.system.disk import (
     copy_range_at,

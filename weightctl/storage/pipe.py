@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.storage.base import cannot_write
 
 if TYPE_CHECKING:
-    from weightctl.storage.base import Bytes
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import Bytes, FileRange
 
 _COPY = 1 << 20
 # The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer

@@ -17,9 +17,8 @@ from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import CONFIG, model_directory
-from weightctl.plan.adapters import refuse_adapter
 from weightctl.plan.arrangement import select
-from weightctl.plan.plan import Described, Plan
+from weightctl.plan.plan import Described, Plan, refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import read_settings
 from weightctl.storage.files import exists

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.dtype import DType, QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import ArgumentTypeError, EncodingError, MissingTensorError
 from weightctl.shape import Shape, SizedShape
-from weightctl.weights.array_operators import ArrayMethods
 from weightctl.weights.block_shapes import in_elements
-from weightctl.weights.buffer import Buffer
+from weightctl.weights.buffer import ArrayMethods, Buffer, FileBuffer
 from weightctl.weights.conversion import convert_bytes, drops_fractions, require_astype
 from weightctl.weights.deferred import Absent, Deferred
 from weightctl.weights.dlpack import CPU
-from weightctl.weights.file_buffer import FileBuffer
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

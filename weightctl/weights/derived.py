@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import Encoding
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.info import Leaf
     from weightctl.weights.metadata import MetadataValue

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import EncodingError, MissingTensorError
-from weightctl.storage.byte_range import FileRange, HeldRange
+from weightctl.storage.base import FileRange, HeldRange
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from weightctl.codecs.loss import Loss
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange, Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
 

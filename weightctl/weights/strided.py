@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
 _LARGEST_READ = 1 << 20
 # Gaps with fewer bytes are read too, because this costs less than another read.

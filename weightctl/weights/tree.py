@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, cast
 from weightctl.device import CPU
 from weightctl.errors import MissingIndexError
 from weightctl.weights.additions import Addition, added_method, missing, refuse_call, wrong_index
-from weightctl.weights.array_operators import ArrayOperators
+from weightctl.weights.buffer import ArrayOperators
 from weightctl.weights.nodes import build_tree, find, is_number, walk
 from weightctl.weights.protocol import Weights
 

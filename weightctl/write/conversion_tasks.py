@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 from weightctl.errors import ConversionError, NonFiniteError
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.storage.location import is_remote
 from weightctl.system.threads import Memory
 from weightctl.text.sizes import format_size, parse_size

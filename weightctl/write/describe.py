@@ -14,8 +14,7 @@ from weightctl.formats.huggingface import companions, config, file_name, is_lice
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
-from weightctl.plan.adapters import refuse_adapter
-from weightctl.plan.plan import Plan
+from weightctl.plan.plan import Plan, refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import SETTINGS_FILES
 from weightctl.storage.location import (

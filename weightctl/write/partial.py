@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import stat
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
@@ -22,8 +24,11 @@ from weightctl.storage.local import FileWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
+    TEMPORARY,
     asides_of,
+    new_token,
     temporary_name,
+    token_of,
 )
 from weightctl.write.claims import (
     clear_leftovers,
@@ -34,13 +39,13 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.journal import Journal
+from weightctl.write.journal import Journal, read_journal
 from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
-from weightctl.write.resumable import ResumableFiles, find_resumable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
+    from weightctl.write.executors.markers import Markers
     from weightctl.write.executors.places import Delivered, TemporaryFiles
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
@@ -450,3 +455,55 @@ def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
                     os.unlink(temporary)
     for directory in {os.path.dirname(path) for path in contents}:
         sync_directory(directory)
+
+
+# Finds the files that a stopped run has left next to its output.
+
+
+class ResumableFiles(NamedTuple):
+    """The state of a stopped run: the token of its file names, and its records.
+
+    If no run can be continued, the token is new, and `lost` is the reason if there was a run.
+    `markers` are those of processes that shared the run.
+    """
+
+    token: str
+    records: tuple[Record, ...] = ()
+    lost: str = ""
+    markers: Markers | None = None
+
+
+def find_resumable(
+    path: str, identify: Callable[[], Purpose] | None, *, has_markers: bool = True
+) -> ResumableFiles:
+    """Return the state of a stopped run with the same plan and input.
+
+    The records are those of the journal and, if `has_markers` is set, those in the markers of
+    processes that shared the run.
+    """
+    lost = ""
+    directory, base = os.path.split(path)
+    pattern = re.compile(f"{re.escape(base)}{TEMPORARY}")
+    with suppress(OSError):
+        for name in sorted(filter(pattern.fullmatch, os.listdir(directory))):
+            found = read_journal(os.path.join(directory, name)) if name.endswith(JOURNAL) else None
+            if found is None:
+                continue
+            before, records = found
+            now = None if identify is None else identify()
+            if now is None:
+                lost = "the input is in memory, and cannot be compared"
+            elif before.input != now.input:
+                lost = "the input has changed"
+            elif before.plan != now.plan:
+                lost = "the plan has changed"
+            else:
+                from weightctl.write.executors.markers import markers_of, read_done
+
+                markers = markers_of(path, now)
+                if has_markers:
+                    records += chain.from_iterable(
+                        done.records for done in read_done(markers).values()
+                    )
+                return ResumableFiles(token_of(name), tuple(records), markers=markers)
+    return ResumableFiles(new_token(), lost=lost)

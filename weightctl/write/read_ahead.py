@@ -11,7 +11,7 @@ from weightctl.storage.location import is_remote
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange
 
 # The largest size of a requested range.
 _LARGEST = 8 << 20

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Plan
-    from weightctl.storage.base import Bytes
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import Bytes, FileRange
     from weightctl.weights.info import TensorInfo
     from weightctl.write.conversion_tasks import ConversionWork, Filled
     from weightctl.write.outcome import Outcome

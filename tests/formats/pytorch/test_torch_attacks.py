@@ -38,7 +38,7 @@ from payloads import (
     zip_of,
 )
 from weightctl.formats.pickles.scan import names
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from weightctl.dtype import ENCODINGS
-from weightctl.dtype.spellings import parse_encoding
+from weightctl.dtype.types import parse_encoding
 from weightctl.errors import EncodingError, WeightctlError
 from weightctl.families.compressed import HEAVY, OVERLAPPING, CompressedConfig
 from weightctl.families.encoder import EncoderConfig, EncoderDecoderConfig

@@ -14,12 +14,12 @@ from weightctl.errors import WeightctlError
 from weightctl.formats.pickles.literals import MODULES
 from weightctl.formats.pickles.opcodes import OPCODES, STOP
 from weightctl.formats.pickles.records import Blob, Global
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
 _UNSOUND = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,

@@ -15,8 +15,7 @@ from weightctl.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Reader
 
 _DAMAGED = "the file is damaged or malicious"
 _CUT = "check that the download is complete"

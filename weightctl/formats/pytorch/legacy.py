@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.formats.pytorch.records import Storage
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
 MAGIC = 0x1950A86A20F9469CFC6C
 # The magic number as protocol 2 and later write it, and as protocols 0 and 1 write it.

@@ -26,7 +26,7 @@ from weightctl.formats.pytorch.plain import (
 )
 from weightctl.formats.pytorch.records import Size
 from weightctl.formats.pytorch.values import plain
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 from weightctl.text.untyped import is_text_map
 from weightctl.weights.info import Leaf
 from weightctl.weights.metadata import TEXT, MetadataValue

@@ -18,7 +18,7 @@ from weightctl.text.untyped import is_list, is_tuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
 _LENGTH = Struct("<q")
 _RANK = Struct("<ii")

@@ -26,7 +26,7 @@ from weightctl.weights.info import Extent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
     Locate = Callable[[Storage], tuple[int, int]]
 

@@ -19,7 +19,7 @@ from weightctl.formats.pytorch.records import (
     Size,
     dtype_of,
 )
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 from weightctl.text.untyped import is_list, is_tuple
 from weightctl.weights.info import Leaf
 from weightctl.weights.metadata import INTEGERS, MetadataValue
@@ -27,7 +27,7 @@ from weightctl.weights.metadata import INTEGERS, MetadataValue
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange
 
 _SCALARS = {
     "b1": "?", "i1": "b", "u1": "B", "i2": "h", "u2": "H", "i4": "i", "u4": "I", "i8": "q",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.weights.boxes import assemble, byte_part, byte_shape
 from weightctl.weights.deferred import Assembled
 from weightctl.weights.info import Extent, Header

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightctl.errors import FormatError
 from weightctl.split import Cut
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.text.wording import list_first
 from weightctl.weights.boxes import assemble, byte_part, byte_shape
 from weightctl.weights.deferred import Assembled

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.formats.training.metadata import ChunkPlace, DistributedMetadata
-    from weightctl.storage.base import Reader
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Reader
 
 # Entries that are not tensors are shown up to this size and number.
 _LARGEST_ENTRY, _MOST_ENTRIES = 1 << 16, 1000

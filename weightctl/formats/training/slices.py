@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader

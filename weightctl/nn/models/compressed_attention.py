@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import DType
 from weightctl.families.compressed import OVERLAPPING
 from weightctl.graph import ops
+from weightctl.nn.attention import Sinks, mask_positions
 from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.hyper_connections import Float32Tensor
@@ -16,7 +17,6 @@ from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import list_positions, with_past
 from weightctl.nn.precision import weight_as
-from weightctl.nn.sinks import Sinks, mask_positions
 from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
     from azure.storage.blob import BlobClient
 
-    from weightctl.storage.base import Bytes
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import Bytes, FileRange
 
 _ATTEMPTS = 8
 _LARGEST_PUT = 256 << 20

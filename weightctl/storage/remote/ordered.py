@@ -10,8 +10,7 @@ from weightctl.errors import OutputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.storage.base import Bytes
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import Bytes, FileRange
 
 _COPY = 1 << 20
 _ZEROS = bytes(1 << 20)

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightctl.errors import FormatError
-from weightctl.storage.byte_range import FileRange
+from weightctl.storage.base import FileRange
 from weightctl.storage.files import open_reader
 from weightctl.storage.pipe import wait_for_room
 from weightctl.storage.remote.ahead import CHUNK, ReadAhead

@@ -33,8 +33,7 @@ from weightctl.storage.traffic import TRAFFIC
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.storage.base import Bytes
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import Bytes, FileRange
 
 _ATTEMPTS = 8
 _CONNECTIONS = 16

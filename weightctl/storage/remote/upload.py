@@ -7,14 +7,13 @@ from threading import Condition
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
-from weightctl.storage.byte_range import HeldRange
+from weightctl.storage.base import HeldRange
 from weightctl.storage.remote.part_limit import Coverage, FilledPart, PartLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightctl.storage.base import Bytes, UploadedPart, Uploads
-    from weightctl.storage.byte_range import ByteRange, FileRange
+    from weightctl.storage.base import ByteRange, Bytes, FileRange, UploadedPart, Uploads
 
 PART = 8 << 20
 _COPY = 1 << 20

@@ -2,7 +2,7 @@
 
 GGUF cannot express these: a normalizer of byte-level BPE, whether an added token removes spaces
 beside it, a post_processor with more than a first and a last token, a decoder. The original values
-are stored for conversion back (see `remainder.py`).
+are stored for conversion back (see `directory.py`).
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Tokenizer:
     `tokenizer.ggml.FLAG`. The default template in `chat_templates` has the name "".
     `token_type_count` is the number of segment types of the model; `charsmap` is SentencePiece's
     compiled normalizer; `remainder` has what only Hugging Face's files can express (see
-    `remainder.py`). `notes` describe where llama.cpp treats text differently from the files that
+    `directory.py`). `notes` describe where llama.cpp treats text differently from the files that
     the tokenizer was read from.
     """
 

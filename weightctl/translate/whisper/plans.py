@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import binascii
 import json
+import math
+from base64 import b64decode
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from weightctl.errors import ArchitectureError
+from weightctl.errors import ArchitectureError, TokenizerError
 from weightctl.formats import WHISPER_CPP
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.formats.whisper_cpp import BIASES, DIMENSIONS, FILTERS, TOKENS, matrix_encoding
 from weightctl.plan.plan import Plan
-from weightctl.translate.whisper.features import compute_mel_filters, make_preprocessor_config
+from weightctl.text.byte_level import from_byte_level, to_byte_level
+from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.files import open_files
 from weightctl.translate.whisper.model import NESTED, recognize_whisper
 from weightctl.translate.whisper.names import PREFIX, to_hugging_face
-from weightctl.translate.whisper.vocabulary import derive_merges, read_vocabulary
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.metadata import TEXT, MetadataValue, text
 from weightctl.weights.steps.reshaped import WithAxis, WithoutAxis
@@ -24,9 +29,27 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.translate.whisper.model import WhisperConvention, WhisperModel
     from weightctl.weights.derived import ReadableTensor
 
+_TIKTOKEN = ("multilingual.tiktoken", "gpt2.tiktoken")
+# Multilingual models have at least so many tokens.
+_HINT = (
+    "put vocab.json or tokenizer.json of the model, or OpenAI's multilingual.tiktoken (for English "
+    "models gpt2.tiktoken), beside the weights"
+)
+_SAMPLE_RATE, _WINDOW = 16_000, 400
+# The seconds that a model hears at once, and the samples between two frames.
+_SECONDS, _HOP = 30, 160
+# Below this frequency, a mel has the same width everywhere.
+_KNEE_HZ, _HZ_PER_MEL = 1000.0, 200.0 / 3
+# Above it, 27 mels are a factor of 6.4.
+_LOG_STEP = math.log(6.4) / 27
+_KNEE_MEL = _KNEE_HZ / _HZ_PER_MEL
 _TITLES: dict[WhisperConvention, str] = {"openai": "OpenAI", "hugging_face": "Hugging Face"}
 # The number of tokens of English models is below this.
 _MULTILINGUAL = 51865
@@ -205,3 +228,155 @@ def _write_vocabulary(metadata: Mapping[str, MetadataValue]) -> dict[str, bytes]
         "vocab.json": json.dumps(vocabulary, ensure_ascii=False).encode(),
         "merges.txt": merges.encode(),
     }
+
+
+# The input of Whisper models: the mel filter bank, which files of whisper.cpp contain.
+
+
+def compute_mel_filters(count: int) -> NDArray[np.float32]:
+    """Return the filters from 0 Hz to half the sample rate: shape `(count, 201)`."""
+    import numpy as np
+
+    highest = _SAMPLE_RATE / 2
+    top = _KNEE_MEL + math.log(highest / _KNEE_HZ) / _LOG_STEP
+    mels = np.linspace(0.0, top, count + 2)
+    linear = mels * _HZ_PER_MEL
+    logarithmic = _KNEE_HZ * np.exp(_LOG_STEP * (mels - _KNEE_MEL))
+    corners = np.where(mels < _KNEE_MEL, linear, logarithmic)
+    bins = np.linspace(0.0, highest, _WINDOW // 2 + 1)
+    distances = corners[:, None] - bins
+    widths = np.diff(corners)[:, None]
+    rising = -distances[:-2] / widths[:-1]
+    falling = distances[2:] / widths[1:]
+    triangles = np.maximum(0.0, np.minimum(rising, falling)).astype(np.float32)
+    areas = 2.0 / (corners[2:] - corners[:-2])
+    # The first value is -0, as in OpenAI's file `mel_filters.npz`.
+    return (triangles * areas[:, None]).astype(np.float32)
+
+
+def make_preprocessor_config(count: int) -> dict[str, Any]:
+    """Return the content of preprocessor_config.json for a model with `count` mel filters."""
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "processor_class": "WhisperProcessor",
+        "feature_size": count,
+        "sampling_rate": _SAMPLE_RATE,
+        "n_fft": _WINDOW,
+        "hop_length": _HOP,
+        "chunk_length": _SECONDS,
+        "n_samples": _SECONDS * _SAMPLE_RATE,
+        "nb_max_frames": _SECONDS * _SAMPLE_RATE // _HOP,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": False,
+    }
+
+
+# The tokens of a Whisper model, without its special tokens, which whisper.cpp adds itself.
+
+
+def read_vocabulary(directory: str, count: int) -> list[str]:
+    """Return the tokens by id, spelled as byte-level tokenizers do.
+
+    `count` is the number of tokens of the model. Raises `TokenizerError` if there is no tokenizer,
+    or if it is invalid.
+    """
+    files = open_files(directory)
+    ids = _read_hugging_face(files)
+    if ids is None:
+        name = _TIKTOKEN[0] if count >= _MULTILINGUAL else _TIKTOKEN[1]
+        data = files.data(name)
+        ids = None if data is None else _read_tiktoken(data, files.path(name))
+    if not ids:
+        raise TokenizerError(
+            f"{directory or '.'}: the tokenizer, whose tokens a file of whisper.cpp contains, is "
+            "missing",
+            hint=_HINT,
+        )
+    if max(ids.values()) >= count:
+        raise TokenizerError(
+            f"{directory or '.'}: the tokenizer has ids up to {max(ids.values())}, but the model "
+            f"has only {count} tokens",
+            hint=_HINT,
+        )
+    words = [""] * (max(ids.values()) + 1)
+    for word, number in ids.items():
+        words[number] = word
+    return words
+
+
+def _read_hugging_face(files: TokenizerFiles) -> dict[str, int] | None:
+    """Return the ids of the tokens in Hugging Face's files; None if there are none."""
+    document = files.document("tokenizer.json")
+    model = document.get("model") if document is not None else None
+    vocabulary: object = model.get("vocab") if is_object(model) else files.document("vocab.json")
+    where = files.path("tokenizer.json" if is_object(model) else "vocab.json")
+    if vocabulary is None:
+        return None
+    special: set[object] = set((files.document("added_tokens.json") or {}).keys())
+    added = document.get("added_tokens") if document is not None else None
+    special |= (
+        {each.get("content") for each in added or () if is_object(each)}
+        if is_list(added)
+        else set()
+    )
+    if not is_object(vocabulary):
+        raise TokenizerError(f"{where}: the vocabulary is not a JSON object", hint=_HINT)
+    ids = {
+        word: number
+        for word, number in vocabulary.items()
+        if word not in special and not (word.startswith("<|") and word.endswith("|>"))
+    }
+    _check(ids, where)
+    return ids
+
+
+def _check(ids: Mapping[str, object], where: str) -> None:
+    for word, number in ids.items():
+        try:
+            from_byte_level(word)
+        except KeyError as error:
+            raise TokenizerError(
+                f"{where}: the token {word!r:.80} is not spelled as a byte-level tokenizer does",
+                hint=_HINT,
+            ) from error
+        if not isinstance(number, int) or not 0 <= number < 1 << 24:
+            raise TokenizerError(
+                f"{where}: the id of the token {word!r:.80} is {number!r:.40}", hint=_HINT
+            )
+
+
+def _read_tiktoken(data: bytes, where: str) -> dict[str, int]:
+    ids: dict[str, int] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            # The file of multilingual models has an empty token, which is written as `=`.
+            ids[to_byte_level(b64decode(token))] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise TokenizerError(f"{where}: line {number} is not a token and a rank") from error
+    _check(ids, where)
+    return ids
+
+
+def derive_merges(words: list[str]) -> list[str]:
+    """Return the merges of a byte-level tokenizer whose tokens are in the order of their merges.
+
+    Each token of several characters is the result of one merge: of the two tokens that remain when
+    the merges of all earlier tokens are applied to it.
+    """
+    ranks = {word: rank for rank, word in enumerate(words)}
+    merges: list[str] = []
+    for word, limit in ranks.items():
+        parts = list(word)
+        while len(parts) > 2:
+            joined = [ranks.get(one + other, limit) for one, other in pairwise(parts)]
+            best = min(range(len(joined)), key=joined.__getitem__)
+            if joined[best] >= limit:
+                break
+            parts[best : best + 2] = ["".join(parts[best : best + 2])]
+        if len(parts) == 2:
+            merges.append(" ".join(parts))
+    return merges

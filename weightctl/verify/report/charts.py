@@ -20,7 +20,7 @@ from weightctl.page.markup import (
     show_decimal,
 )
 from weightctl.text.wording import number, percent, pluralize
-from weightctl.verify.ranking import ratio_to_usual
+from weightctl.verify.figures import ratio_to_usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

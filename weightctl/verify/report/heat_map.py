@@ -9,7 +9,7 @@ from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
 from weightctl.page.labels import TIMES, shorten, show_tick, show_times
 from weightctl.page.markup import Markup, join, make_axis
 from weightctl.text.wording import percent, pluralize
-from weightctl.verify.ranking import badness_of, excess_of
+from weightctl.verify.figures import badness_of, excess_of
 from weightctl.verify.report.phrases import show_encodings
 
 if TYPE_CHECKING:

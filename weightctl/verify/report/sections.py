@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from weightctl.page.labels import show_times
 from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify import CHECKS
-from weightctl.verify.figures import ForwardFigures, ValuesFigures
-from weightctl.verify.ranking import (
+from weightctl.verify.figures import (
+    ForwardFigures,
+    ValuesFigures,
     choose_title,
     excess_of,
     ratio_to_usual,

@@ -11,8 +11,7 @@ from weightctl.text.untyped import is_list
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.storage.base import Uploads
-    from weightctl.storage.byte_range import ByteRange
+    from weightctl.storage.base import ByteRange, Uploads
 
 
 class RestRange(NamedTuple):

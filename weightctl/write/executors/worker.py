@@ -102,7 +102,7 @@ class PlanRequest(NamedTuple):
         if "dry_run" in given:
             arguments["dry_run"] = True
         if adapters := given.get("adapters"):
-            from weightctl.adapters.paths import parse_adapter
+            from weightctl.adapters.reading import parse_adapter
 
             arguments["adapters"] = [
                 (absolute(path), weight) for path, weight in map(parse_adapter, adapters)

@@ -17,7 +17,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.adapters.paths import AdapterLike
+    from weightctl.adapters.reading import AdapterLike
     from weightctl.plan.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
@@ -70,7 +70,7 @@ def plan_merge(
     if not adapters:
         return make(base), Merge()
     from weightctl.adapters.merging import merge_adapters
-    from weightctl.adapters.paths import parse_adapter
+    from weightctl.adapters.reading import parse_adapter
 
     is_gguf = where.format == "gguf"
     decoded = dequantize_weights(base, in_blocks=is_gguf, keeps_shapes=not is_gguf)

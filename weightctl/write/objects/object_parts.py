@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.formats.base import Layout
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.storage.base import Uploads
-    from weightctl.storage.byte_range import FileRange
+    from weightctl.storage.base import FileRange, Uploads
 
 # The largest part that is copied. A store copies it within seconds; with a much larger part, the
 # request would seem to be stalled.

@@ -6,11 +6,13 @@ next to the output lists the uploads, so that a run with the same plan and input
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
@@ -22,17 +24,21 @@ from weightctl.storage.remote.upload import UploadWriter, part_size
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
+    JOURNAL_PART,
     REST,
     TEMPORARY,
+    new_token,
     ranks_name,
     temporary_name,
+    token_of,
 )
-from weightctl.write.executors.markers import ranks_token
+from weightctl.text.untyped import is_object
+from weightctl.write.executors.markers import markers_of, ranks_token, read_done
 from weightctl.write.executors.places import ObjectUploads
-from weightctl.write.executors.rests import format_rest, uploads_of
-from weightctl.write.objects.object_journal import ObjectJournal
+from weightctl.write.executors.rests import format_rest, parse_rest, uploads_of
+from weightctl.write.journal import parse_journal
+from weightctl.write.objects.object_journal import PUBLISHING, ObjectJournal
 from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
-from weightctl.write.objects.stopped_uploads import find_stopped_upload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -40,13 +46,18 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.storage.base import Uploads
+    from weightctl.storage.base import StoredObject, Uploads
+    from weightctl.write.executors.markers import DoneBatch, Markers
     from weightctl.write.executors.places import Delivered
     from weightctl.write.executors.rests import Rest
     from weightctl.write.journal import Purpose, Record
-    from weightctl.write.objects.stopped_uploads import StoppedUpload
     from weightctl.write.outcome import Outcome
 
+_JOURNAL = re.compile(rf"\.weightctl-[0-9a-f]{{8}}\.partial{JOURNAL_PART}")
+# If a journal was not written for this number of seconds, its run counts as ended.
+_ENDED_AFTER = 900.0
+# A journal that changes while it is read is read this number of times more.
+_TRIES = 3
 _REQUESTS = 8
 
 
@@ -371,3 +382,104 @@ def _describe_place(
 def _least(uploads: Uploads, layout: Layout) -> int:
     """Return the smallest size of an object's parts, except the last one."""
     return max(uploads.least_part, -(-2 * layout.nbytes // uploads.most_parts))
+
+
+# Finds the uploads that a stopped run has left in an object store, and their journal.
+
+
+class BegunUpload(NamedTuple):
+    """An upload in a journal: its id, the size of its parts, and the URL of its object."""
+
+    id: str
+    part: int
+    path: str
+
+
+class StoppedUpload(NamedTuple):
+    """The state of a stopped run: its token, its records, and its uploads by file number.
+
+    If no run can be continued, the token is new, and `lost` is the reason if there was a run.
+    `objects` are the URLs of the journal. `published` is the time, in seconds by the store's clock,
+    at which the run began to publish; 0 if it had not begun. `rests` are bytes of parts that its
+    workers could not complete. `shared` are batches of processes that shared the run; they are not
+    in the journal, but in the `markers`.
+    """
+
+    token: str
+    objects: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
+    uploads: Mapping[int, BegunUpload] = {}
+    published: float = 0.0
+    lost: str = ""
+    rests: tuple[Rest, ...] = ()
+    shared: tuple[DoneBatch, ...] = ()
+    markers: Markers | None = None
+
+
+def find_stopped_upload(
+    path: str, uploads: Uploads, identify: Callable[[], Purpose] | None, *, clear: bool = True
+) -> StoppedUpload:
+    """Return the state of a stopped run with the same plan and input.
+
+    If `clear` is set, the uploads and journals of other runs that have ended are removed.
+    """
+    from weightctl.storage.remote.requests import MissingObjectError  # needs obstore
+
+    # A process that completes a shared output removes the journal, maybe while it is read here.
+    for _ in range(_TRIES):
+        with suppress(MissingObjectError):
+            return _find_upload(path, uploads, identify, clear=clear)
+    return _find_upload(path, uploads, identify, clear=clear)
+
+
+def _find_upload(
+    path: str, uploads: Uploads, identify: Callable[[], Purpose] | None, *, clear: bool
+) -> StoppedUpload:
+    lost = ""
+    for token, objects in _list_journals(path, uploads).items():
+        contents = {each: uploads.read(each) for each in sorted(objects)}
+        found = parse_journal(b"".join(contents.values()))
+        newest = max(each.written for each in objects.values())
+        has_ended = time.time() - newest > _ENDED_AFTER
+        if found is None:
+            # These objects are left from a journal that could not be removed completely.
+            if clear and has_ended:
+                uploads.delete(list(objects))
+            continue
+        before, records, others = found
+        begun = dict(filter(None, map(_parse_upload, others)))
+        now = None if identify is None else identify()
+        if now == before:
+            began = (objects[each].written for each in contents if PUBLISHING in contents[each])
+            published = next(began, 0.0)
+            rests = tuple(filter(None, map(parse_rest, others)))
+            markers = markers_of(path, before)
+            return StoppedUpload(
+                token, tuple(contents), tuple(records), begun, published, rests=rests,
+                shared=tuple(read_done(markers).values()), markers=markers,
+            )  # fmt: skip
+        lost = "the input has changed" if now is None or now.input != before.input else (
+            "the plan has changed"
+        )  # fmt: skip
+        if clear and has_ended:
+            for each in begun.values():
+                uploads.abort(each.path, each.id)
+            left = uploads.list_objects(f"{temporary_name(path, token)}{REST}")
+            uploads.delete([*left, *objects])
+    return StoppedUpload(new_token(), lost=lost)
+
+
+def _list_journals(path: str, uploads: Uploads) -> dict[str, dict[str, StoredObject]]:
+    """Return the objects of an output's journals, by token and URL."""
+    found: dict[str, dict[str, StoredObject]] = {}
+    for url, stored in uploads.list_objects(f"{path}.weightctl-").items():
+        if _JOURNAL.fullmatch(url.removeprefix(path)):
+            found.setdefault(token_of(os.path.basename(url)), {})[url] = stored
+    return found
+
+
+def _parse_upload(entry: Mapping[str, Any]) -> tuple[int, BegunUpload] | None:
+    upload, number, size = entry.get("upload"), entry.get("of"), entry.get("part")
+    if not is_object(entry) or type(number) is not int or type(size) is not int:
+        return None
+    return number, BegunUpload(str(upload), size, str(entry.get("path")))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.codecs.base import F32, U8
-    from weightctl.dtype.encodings import BlockScale
+    from weightctl.dtype.types import BlockScale
 
 
 # Unsigned integers of any width.
