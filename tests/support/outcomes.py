@@ -186,8 +186,41 @@ def begun(place: Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
     return process
 
 
-# Conversions, each a process of its own, that kill themselves before a chosen change of a name.
-# They are forked from one process that has imported what they need: each takes some milliseconds.
+# Processes that import what runs need and fork a child for each: a run takes some milliseconds.
+
+
+class Forks(NamedTuple):
+    """A process that answers each line of JSON, which describes a run, with another one."""
+
+    process: subprocess.Popen[str]
+
+    def ask(self, *request: object) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+@contextmanager
+def forking(program: str, *arguments: object, **environment: str) -> Generator[Forks, None, None]:
+    """Start the process of a program in Python."""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A process with threads cannot be forked safely.
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"} | environment,
+    ) as process:
+        try:
+            yield Forks(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+# Conversions that kill themselves before a chosen change of a name.
 
 _PROGRAM = """
 import json, os, signal, sys, traceback
@@ -229,41 +262,27 @@ for line in sys.stdin:
 """
 
 
-class KilledSaves:
+class KilledSaves(NamedTuple):
     """Saves a model as a set of files, in a process that is killed where that is asked."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    forks: Forks
 
     def run(
         self, source: Path, out: Path, most: int, *, force: bool, change: int | None = None
     ) -> int:
         """Save in files of at most so many bytes; return the exit code, as `weightctl` has it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(source), str(out), most, force, change]) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        return int(self.forks.ask(str(source), str(out), most, force, change))
 
 
 @contextmanager
 def killed_saves() -> Generator[KilledSaves, None, None]:
     """Start the process that the runs are forked from."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # what has threads is not forked safely
-    ) as process:
-        yield KilledSaves(process)
-        assert process.stdin is not None
-        process.stdin.close()
+    with forking(_PROGRAM) as forks:
+        yield KilledSaves(forks)
 
 
-# Conversions in separate processes, to which a signal is sent at a chosen moment.
-# They are forked from one process that has imported what a conversion needs, so that hundreds take
-# seconds; from `weightctl.__main__.main` on, each is the same as a command in a shell.
+# Conversions to which a signal is sent at a chosen moment. From `weightctl.__main__.main` on, each
+# is the same as a command in a shell.
 
 _PROGRAM_strikes = """
 import functools, json, os, signal, sys, time, traceback
@@ -371,12 +390,11 @@ class Ended(NamedTuple):
     errors: str
 
 
-class Strikes:
+class Strikes(NamedTuple):
     """Runs `weightctl` with arguments, and sends it a signal if requested."""
 
-    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
-        self._process = process
-        self._errors = errors
+    forks: Forks
+    errors: Path
 
     def run(
         self,
@@ -391,13 +409,9 @@ class Strikes:
         The calls are system calls on file names (before and after them), those that write (before
         them), or calls of locks and the code that they guard (after them).
         """
-        given = [list(map(str, arguments)), number, seconds, calls, call, str(self._errors)]
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(given) + "\n")
-        self._process.stdin.flush()
-        code, lasted, was_struck = json.loads(self._process.stdout.readline())
-        return Ended(code, lasted, was_struck, self._errors.read_text())
+        words = [*map(str, arguments)]
+        end = self.forks.ask(words, number, seconds, calls, call, str(self.errors))
+        return Ended(*end, self.errors.read_text())
 
 
 @contextmanager
@@ -409,22 +423,6 @@ def strikes(
     Journals begin after some seconds, if the number is given. A run of more than `limit` seconds is
     ended. `part` is the size of parts of uploads.
     """
-    # A process with threads cannot be forked safely.
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            _PROGRAM_strikes,
-            "" if begin_after is None else str(begin_after),
-            str(limit),
-            "" if part is None else str(part),
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        yield Strikes(process, scratch / "errors.txt")
-        assert process.stdin is not None
-        process.stdin.close()
+    given = ("" if begin_after is None else begin_after, limit, "" if part is None else part)
+    with forking(_PROGRAM_strikes, *given) as forks:
+        yield Strikes(forks, scratch / "errors.txt")

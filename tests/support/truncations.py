@@ -7,12 +7,10 @@ ends at once: an access to the mapping could be a signal.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from outcomes import Forks, forking
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -88,11 +86,10 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-class Runner:
+class Runner(NamedTuple):
     """Runs commands in forks of one process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
+    forks: Forks
 
     def run(
         self,
@@ -109,26 +106,14 @@ class Runner:
         `victim` is truncated to `size` bytes just before read number `read`, or after `seconds`.
         """
         errors = place.with_name(place.name + ".stderr")
-        request: list[Any] = [arguments, str(place), str(errors), read, seconds, victim, size]
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        code, reads, taken = json.loads(self._process.stdout.readline())
+        code, reads, taken = self.forks.ask(
+            arguments, str(place), str(errors), read, seconds, victim, size
+        )
         return Outcome(code, errors.read_text(), reads, taken)
 
 
 @contextmanager
 def runner() -> Generator[Runner]:
     """Start the process that the runs are forked from."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"COLUMNS": "100", "OPENBLAS_NUM_THREADS": "1"},
-    )
-    try:
-        yield Runner(process)
-    finally:
-        process.communicate()
+    with forking(_PROGRAM, COLUMNS="100") as forks:
+        yield Runner(forks)
