@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from family_tokenizers import LLAMA3, byte_level
@@ -99,6 +100,44 @@ def _qwen(model_type: str, family: str, text: dict[str, Any], vision: dict[str, 
     )
 
 
+_MISTRAL_3 = Multimodal(
+    "mistral3",
+    {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
+    {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * SIDE},
+    {},
+    {"image_token_index": "[IMG]"},
+    {**_HALF, "size": {"longest_edge": 2 * SIDE}},
+    "mistral3",
+    "pixtral",
+    ("[IMG_BREAK]", "[IMG_END]"),
+)
+_IDEFICS_3 = Multimodal(
+    "idefics3",
+    {"model_type": "llama"},
+    {},
+    {"scale_factor": 2},
+    {"image_token_id": "<image>"},
+    {**_HALF, "size": {"longest_edge": SIDE}, "max_image_size": {"longest_edge": SIDE}},
+    "llama",
+    "idefics3",
+    ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
+)
+_INTERN = Multimodal(
+    "internvl",
+    {"model_type": "qwen2"},
+    {"attention_bias": True, "num_hidden_layers": 4},
+    {
+        "image_seq_length": 4,
+        "tie_word_embeddings": False,
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": 6,
+    },
+    {"image_token_id": "<IMG_CONTEXT>"},
+    {**_HALF, "size": {"height": SIDE, "width": SIDE}},
+    "qwen2",
+    "internvl",
+    ("<img>", "</img>"),
+)
 CASES = {
     "gemma3": Multimodal(
         "gemma3",
@@ -114,43 +153,18 @@ CASES = {
         "gemma3",
         "gemma3",
     ),
-    "mistral3": Multimodal("mistral3",
-                           {"model_type": "mistral", "sliding_window": None, "rms_norm_eps": 1e-5},
-                           {"model_type": "pixtral", "head_dim": 16, "image_size": 2 * SIDE}, {},
-                           {"image_token_index": "[IMG]"},
-                           {**_HALF, "size": {"longest_edge": 2 * SIDE}}, "mistral3", "pixtral",
-                           ("[IMG_BREAK]", "[IMG_END]")),
-    "llava": Multimodal(
-        "llava",
-        {"model_type": "mistral", "sliding_window": None},
-        {
-            "model_type": "pixtral",
-            "head_dim": 16,
-            "image_size": 2 * SIDE,
-            "hidden_act": "silu",
-        },
-        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
-        {"image_token_index": "[IMG]"},
-        {**_HALF, "size": {"longest_edge": 2 * SIDE}},
-        "llama",
-        "pixtral",
-        ("[IMG_BREAK]", "[IMG_END]"),
+    "mistral3": _MISTRAL_3,
+    "llava": _MISTRAL_3._replace(
+        model_type="llava",
+        text={"model_type": "mistral", "sliding_window": None},
+        vision={**_MISTRAL_3.vision, "hidden_act": "silu"},
+        outer={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        family="llama",
     ),
-    "idefics3": Multimodal(
-        "idefics3",
-        {"model_type": "llama"},
-        {},
-        {"scale_factor": 2},
-        {"image_token_id": "<image>"},
-        {**_HALF, "size": {"longest_edge": SIDE}, "max_image_size": {"longest_edge": SIDE}},
-        "llama",
-        "idefics3",
-        ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>"),
+    "idefics3": _IDEFICS_3,
+    "smolvlm": _IDEFICS_3._replace(
+        model_type="smolvlm", processor={**_HALF, "size": {"longest_edge": 2 * SIDE}}
     ),
-    "smolvlm": Multimodal("smolvlm", {"model_type": "llama"}, {}, {"scale_factor": 2},
-                          {"image_token_id": "<image>"},
-                          {**_HALF, "size": {"longest_edge": 2 * SIDE}}, "llama", "idefics3",
-                          ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>")),
     "llama4": Multimodal(
         "llama4",
         {
@@ -196,32 +210,12 @@ CASES = {
         "gemma4",
         "gemma4v",
     ),
-    "internvl": Multimodal(
-        "internvl",
-        {"model_type": "qwen2"},
-        {"attention_bias": True, "num_hidden_layers": 4},
-        {
-            "image_seq_length": 4,
-            "tie_word_embeddings": False,
-            "min_dynamic_patch": 1,
-            "max_dynamic_patch": 6,
-        },
-        {"image_token_id": "<IMG_CONTEXT>"},
-        {**_HALF, "size": {"height": SIDE, "width": SIDE}},
-        "qwen2",
-        "internvl",
-        ("<img>", "</img>"),
-    ),
-    "internvl_plain": Multimodal(
-        "internvl",
-        {"model_type": "qwen3"},
-        {"hidden_act": "silu", "num_hidden_layers": 4},
-        {"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
-        {"image_token_id": "<IMG_CONTEXT>"},
-        {**_HALF, "size": {"height": SIDE, "width": SIDE}},
-        "qwen3",
-        "internvl",
-        ("<img>", "</img>"),
+    "internvl": _INTERN,
+    "internvl_plain": _INTERN._replace(
+        text={"model_type": "qwen3"},
+        vision={"hidden_act": "silu", "num_hidden_layers": 4},
+        outer={"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
+        family="qwen3",
     ),
     "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
     "qwen2_5_vl": _qwen(
@@ -373,6 +367,15 @@ def _transpose_experts(path: Path) -> None:
     for name in [each for each in tensors if ".experts." in each]:
         tensors[name] = tensors[name].mT.contiguous()
     save_file(tensors, path, {"format": "pt"})
+
+
+def change_vision(model: Path, into: Path, **changes: Any) -> Path:
+    """Return a copy of a model whose config.json has other values in `vision_config`."""
+    shutil.copytree(model, into)
+    document = json.loads((into / "config.json").read_text())
+    document["vision_config"] |= changes
+    (into / "config.json").write_text(json.dumps(document))
+    return into
 
 
 def make_tokenizer(*tokens: str) -> Any:

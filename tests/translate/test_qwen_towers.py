@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from each import each
 from lazy import load_file, save_file, transformers
-from multimodal import make_multimodal
+from multimodal import change_vision, make_multimodal
 from once import once, shared
 from weightctl import convert, open_weights
 from weightctl.errors import ArchitectureError, WeightctlError
@@ -34,15 +33,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def checkpoint(models: Path, name: str) -> Path:
     return once(models / name, lambda half: make_multimodal(name, half))
-
-
-def changed(model: Path, into: Path, **changes: Any) -> Path:
-    """Return a copy of a model whose config.json has other values in `vision_config`."""
-    shutil.copytree(model, into)
-    document = json.loads((into / "config.json").read_text())
-    document["vision_config"] |= changes
-    (into / "config.json").write_text(json.dumps(document))
-    return into
 
 
 def refused(error: type[WeightctlError], text: str, *arguments: Any, **options: Any) -> None:
@@ -77,21 +67,21 @@ def refused(error: type[WeightctlError], text: str, *arguments: Any, **options: 
 def test_a_config_that_gguf_cannot_state_is_refused(
     name: str, changes: dict[str, Any], text: str, models: Path, tmp_path: Path
 ) -> None:
-    copy = changed(checkpoint(models, name), tmp_path / "model", **changes)
+    copy = change_vision(checkpoint(models, name), tmp_path / "model", **changes)
     refused(ArchitectureError, text, copy, mmproj=tmp_path / "m.gguf")
 
 
 def test_layers_without_windows_are_stated_as_a_pattern(models: Path, tmp_path: Path) -> None:
     model = checkpoint(models, QWEN_2_5)
     for full, every in (([0, 1, 2, 3], 1), ([1, 3], 2), ([2], 3), ([], 5)):
-        copy = changed(model, tmp_path / str(every), fullatt_block_indexes=full)
+        copy = change_vision(model, tmp_path / str(every), fullatt_block_indexes=full)
         made = convert(copy, mmproj=tmp_path / "m.gguf", dry_run=True)
         assert made.plan.metadata["clip.vision.n_wa_pattern"].content == every
         assert not made.notes
 
 
 def test_the_time_of_frames_is_not_in_gguf_and_a_note_says_so(models: Path, tmp_path: Path) -> None:
-    copy = changed(checkpoint(models, QWEN_2_5), tmp_path / "model", tokens_per_second=4)
+    copy = change_vision(checkpoint(models, QWEN_2_5), tmp_path / "model", tokens_per_second=4)
     (note,) = convert(copy, mmproj=tmp_path / "m.gguf", dry_run=True).notes
     assert "`tokens_per_second` (4)" in note
 
@@ -99,7 +89,7 @@ def test_the_time_of_frames_is_not_in_gguf_and_a_note_says_so(models: Path, tmp_
 def test_a_config_of_an_older_version_of_transformers_is_read(models: Path, tmp_path: Path) -> None:
     """The keys of the text model are those of the whole one, as in the published checkpoints."""
     model, old = checkpoint(models, QWEN_2_5), tmp_path / "old"
-    copy = changed(model, old, in_chans=3, spatial_patch_size=14, model_type="qwen2_5_vl")
+    copy = change_vision(model, old, in_chans=3, spatial_patch_size=14, model_type="qwen2_5_vl")
     document = json.loads((copy / "config.json").read_text())
     text = document.pop("text_config")
     rope = text.pop("rope_parameters")
@@ -118,7 +108,7 @@ def test_a_config_of_an_older_version_of_transformers_is_read(models: Path, tmp_
 
 
 def test_frames_that_are_not_two_are_refused(models: Path, tmp_path: Path) -> None:
-    copy = changed(checkpoint(models, QWEN_2), tmp_path / "model")
+    copy = change_vision(checkpoint(models, QWEN_2), tmp_path / "model")
     tensors = load_file(copy / "model.safetensors")
     whole = tensors[PATCHES]
     save_file({**tensors, PATCHES: whole[:, :, :1].clone()}, copy / "model.safetensors")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from importlib.resources import files as files_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from lazy import load_file, save_file
-from multimodal import make_multimodal
+from multimodal import change_vision, make_multimodal
 from once import once, shared
 from weightctl import convert, open_weights
 from weightctl.errors import ArchitectureError, ConversionError, OutputError, WeightctlError
@@ -42,15 +41,6 @@ def files(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     text, tower = directory / "model.gguf", directory / "mmproj.gguf"
     convert(model, text, mmproj=tower)
     return text, tower
-
-
-def changed(model: Path, into: Path, **changes: Any) -> Path:
-    """Return a copy of a model whose config.json has other values in `vision_config`."""
-    shutil.copytree(model, into)
-    document = json.loads((into / "config.json").read_text())
-    document["vision_config"] |= changes
-    (into / "config.json").write_text(json.dumps(document))
-    return into
 
 
 def test_the_tower_alone_is_the_file_that_both_at_once_give(
@@ -121,7 +111,7 @@ def test_a_type_of_engines_leaves_the_tower_as_it_is(
 
 
 def test_a_missing_image_processor_is_said(model: Path, tmp_path: Path) -> None:
-    copy = changed(model, tmp_path / "model")
+    copy = change_vision(model, tmp_path / "model")
     (copy / "preprocessor_config.json").unlink()
     made = convert(copy, mmproj=tmp_path / "m.gguf", dry_run=True)
     assert any("preprocessor_config.json is missing" in note for note in made.notes)
@@ -129,7 +119,7 @@ def test_a_missing_image_processor_is_said(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_pooling_of_siglip_is_left_out_with_a_note(model: Path, tmp_path: Path) -> None:
-    copy = changed(model, tmp_path / "model", vision_use_head=True)
+    copy = change_vision(model, tmp_path / "model", vision_use_head=True)
     tensors = load_file(copy / "model.safetensors")
     tensors["vision_tower.head.probe"] = next(iter(tensors.values()))[:1, :1].clone()
     save_file(tensors, copy / "model.safetensors", {"format": "pt"})
@@ -192,7 +182,7 @@ def test_the_tower_of_another_model_is_refused(files: tuple[Path, Path], tmp_pat
 def test_a_config_that_does_not_fit_is_refused(
     changes: dict[str, Any], text: str, model: Path, tmp_path: Path
 ) -> None:
-    copy = changed(model, tmp_path / "model", **changes)
+    copy = change_vision(model, tmp_path / "model", **changes)
     refused(ArchitectureError, text, copy, mmproj=tmp_path / "m.gguf")
 
 
@@ -215,7 +205,7 @@ def test_places_and_directions_that_make_no_sense_are_refused(
 
 
 def test_a_model_without_a_tower_is_refused(model: Path, tmp_path: Path) -> None:
-    copy = changed(model, tmp_path / "model")
+    copy = change_vision(model, tmp_path / "model")
     convert(model, copy / "model.safetensors", include="language_model*", force=True)
     refused(ArchitectureError, "no tensors of a tower", copy, mmproj=tmp_path / "m.gguf")
     document = json.loads((copy / "config.json").read_text())["text_config"]
