@@ -488,6 +488,10 @@ def _reverse_rows(rows: Array) -> Array:
     return rows[:, ::-1].copy()
 
 
+def _logarithms(rates: Array) -> Array:
+    return np.log(-rates)
+
+
 class BlockFault(NamedTuple):
     """What is done, and the cause that is to be named; None where no cause explains it."""
 
@@ -647,8 +651,7 @@ DELTA_NET = {
     "gate of the net zero": zero_part("delta.gate"),
     "offsets zero": zero_part("delta.offsets"),
     "offsets negated": negate_part("delta.offsets"),
-    "rates as Hugging Face has them": change_part("delta.rates", None,
-        lambda rates: np.log(-rates)),
+    "rates as Hugging Face has them": change_part("delta.rates", None, _logarithms),
     "norm of the net with 1 added": add_one("delta.norm"),
     "weights of the convolution in reverse": change_part("delta.kernel", "permuted", _reverse_rows),
     "channels of the convolution rolled": change_part("delta.kernel", "permuted",
@@ -670,8 +673,7 @@ KIMI_DELTA = {
                                      lambda rows: swapped_rows(rows, 0, 1, len(rows) // 4)),
     "decays transposed": change_part("delta.decay_b", None,
                                      lambda rows: rows.T.reshape(rows.shape)),
-    "rates as Hugging Face has them": change_part("delta.rates", None,
-        lambda rates: np.log(-rates)),
+    "rates as Hugging Face has them": change_part("delta.rates", None, _logarithms),
     "values of latent vectors zero": BlockFault(
         changed(of("attention.v_b.weight", _ATTENDED), np.zeros_like), "zeroed"
     ),
@@ -777,19 +779,18 @@ def _values_before_gates(rows: Array) -> Array:
     return rows.reshape(-1, 2, 32, rows.shape[1])[:, ::-1].reshape(rows.shape).copy()
 
 
-def _logarithms(rates: Array) -> Array:
-    return np.log(-rates)
-
-
-_BOTH = {
+_STATES = {
     "rates negated": change_part("ssm.rates", None, np.negative),
     "rates as logarithms": change_part("ssm.rates", None, _logarithms),
     "skips zero": zero_part("ssm.skip"),
     "kernels reversed": change_part("ssm.kernel", "permuted", _reverse_rows),
+    "projection missing": drop_part("ssm.outputs"),
+}
+_BOTH = {
+    **_STATES,
     "bias of the convolution zero": zero_part("ssm.kernel.bias"),
     "rates of the first two swapped": change_part("ssm.rates", "permuted", _swap_two),
-    "projection missing": drop_part("ssm.outputs"),
-}  # fmt: skip
+}
 _MAMBA = {
     **_BOTH,
     "gates before values": change_part("ssm.inputs", "rolled", _gates_first),
@@ -805,10 +806,7 @@ _MAMBA_2 = {
     "epsilon": change_key("attention.layer_norm_rms_epsilon", times(1e3)),
 }
 _PLAMO_2 = {
-    "rates negated": change_part("ssm.rates", None, np.negative),
-    "rates as logarithms": change_part("ssm.rates", None, _logarithms),
-    "skips zero": zero_part("ssm.skip"),
-    "kernels reversed": change_part("ssm.kernel", "permuted", _reverse_rows),
+    **_STATES,
     "values before gates in each head": change_part("ssm.inputs", "permuted", _values_before_gates),
     "B and C swapped": change_part("ssm.selection", "permuted",
                                    lambda rows: swapped_rows(rows, 0, 1, 16)),
@@ -816,7 +814,6 @@ _PLAMO_2 = {
     "norm of B with 1 added": add_one("ssm.b_norm"),
     "norm after the states without its offset": change_part("post_attention_norm", None,
         lambda weight: weight - np.float32(0.2)),
-    "projection missing": drop_part("ssm.outputs"),
 }  # fmt: skip
 _BESIDE_ATTENTION = {
     "output of attention with its factor twice": change_part("attention.o", "scaled",
@@ -868,10 +865,6 @@ def _rows_permuted(experts: Array) -> Array:
     return made
 
 
-def _experts_swapped(experts: Array) -> Array:
-    return swapped_rows(experts, 0, 1, 1)
-
-
 def _expert_copied(experts: Array) -> Array:
     made = experts.copy()
     made[1] = made[0]
@@ -902,7 +895,7 @@ _DENSE = {
 }  # fmt: skip
 _SOFTMAX = {
     "rows of an expert permuted": _stacked("up", "permuted", _rows_permuted),
-    "experts in another order": _stacked("down", "expert_order", _experts_swapped),
+    "experts in another order": _stacked("down", "expert_order", _swap_two),
     "an expert copied": _stacked("gate", "expert_copied", _expert_copied),
     "rows of the router swapped": change_part("mlp.router", "permuted",
         lambda rows: swapped_rows(rows, 0, 2, 1)),
@@ -1017,7 +1010,7 @@ _OUTPUT_GATE = {
 }  # fmt: skip
 _CHUNKED = {
     "keys in the other order of RoPE": _rope_rows("k"),
-    "experts in another order": _stacked("down", "expert_order", _experts_swapped),
+    "experts in another order": _stacked("down", "expert_order", _swap_two),
     "an expert copied": _stacked("up", "expert_copied", _expert_copied),
     "rows of the router swapped": _SOFTMAX["rows of the router swapped"],
     "shared gate and up swapped": _SOFTMAX["shared gate and up swapped"],
