@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from shutil import copyfile, copytree
 from typing import TYPE_CHECKING
 
 from build import F16, F32, Q8_0, Gguf, Tensor, index_of, safetensors_of
+from conftest import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+FIXTURES = ROOT / "fixtures"
 WIDTHS = {"F32": 4, "I32": 4, "BF16": 2, "F16": 2}
 Stored = tuple[str, tuple[int, ...], bytes]
 
@@ -138,3 +141,16 @@ def tied(folder: Path, name: str = "tied") -> Path:
     metadata = {"format": "pt", "lm_head.weight": "model.embed_tokens.weight"}
     (path / "model.safetensors").write_bytes(safetensors_of(tensors, metadata))
     return path
+
+
+def write_all(folder: Path) -> None:
+    """Write all of these, the fixtures, and a model whose config does not fit its tensors."""
+    for make in (small, mixture, awq, gguf, adapter, split, tied):
+        make(folder)
+    copyfile(FIXTURES / "training.pt", folder / "training.pt")
+    for name in ("tiny-llama", "tiny-adapter"):
+        copytree(FIXTURES / name, folder / name)
+    config = json.loads((folder / "tiny-llama" / "config.json").read_text())
+    copytree(folder / "tiny-llama", folder / "faulty")
+    faulty = config | {"torch_dtype": "float16", "eos_token_id": 9999}
+    (folder / "faulty" / "config.json").write_text(json.dumps(faulty))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from shutil import copyfile, copytree
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +11,6 @@ from jsonschema import Draft202012Validator
 
 import small_checkpoints
 from commands import run_command as weightctl
-from conftest import ROOT
 from weightctl.cli import COMMANDS
 
 if TYPE_CHECKING:
@@ -121,24 +119,8 @@ ASKED = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_in = tmp_path_factory.mktemp("checkpoints")
-    for make in (
-        small_checkpoints.small,
-        small_checkpoints.awq,
-        small_checkpoints.mixture,
-        small_checkpoints.adapter,
-        small_checkpoints.tied,
-        small_checkpoints.split,
-    ):
-        make(made_in)
-    small_checkpoints.gguf(made_in)
+    small_checkpoints.write_all(made_in)
     small_checkpoints.gguf(made_in, "big.gguf", ">")
-    copyfile(ROOT / "fixtures" / "training.pt", made_in / "training.pt")
-    for name in ("tiny-llama", "tiny-adapter"):
-        copytree(ROOT / "fixtures" / name, made_in / name)
-    copytree(ROOT / "fixtures" / "tiny-llama", made_in / "faulty")
-    config = json.loads((made_in / "faulty" / "config.json").read_text())
-    faulty = config | {"torch_dtype": "float16", "eos_token_id": 9999}
-    (made_in / "faulty" / "config.json").write_text(json.dumps(faulty))
     return made_in
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
-from shutil import copyfile, copytree
 from typing import Any
 
 if __name__ == "__main__":  # pytest knows these folders
@@ -17,7 +15,6 @@ import pytest
 import torch
 
 import small_checkpoints
-from conftest import ROOT
 from each import each
 from payloads import call, whole
 from terminal import on_a_terminal
@@ -66,20 +63,7 @@ COMMANDS = {
 
 def checkpoints(folder: Path) -> None:
     """Write what the commands above are about."""
-    small_checkpoints.small(folder)
-    small_checkpoints.split(folder)
-    small_checkpoints.gguf(folder)
-    small_checkpoints.mixture(folder)
-    small_checkpoints.awq(folder)
-    small_checkpoints.adapter(folder)
-    small_checkpoints.tied(folder)
-    copyfile(ROOT / "fixtures" / "training.pt", folder / "training.pt")
-    for name in ("tiny-llama", "tiny-adapter"):
-        copytree(ROOT / "fixtures" / name, folder / name)
-    copytree(ROOT / "fixtures" / "tiny-llama", folder / "faulty")
-    config = json.loads((folder / "faulty" / "config.json").read_text())
-    faulty = config | {"torch_dtype": "float16", "eos_token_id": 9999}
-    (folder / "faulty" / "config.json").write_text(json.dumps(faulty))
+    small_checkpoints.write_all(folder)
     tiny = translate(recognize(open_weights(folder / "tiny-llama")), "gguf")
     save(tiny.plan("gguf"), folder / "tiny.gguf")
     quantized = cast(tiny.plan("gguf"), "Q4_K")

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from lazy import boto3
@@ -29,8 +30,9 @@ from servers.base import (
     Truncate,
 )
 from servers.s3 import KEY, TOKEN, GCSServer, S3Server
-from weightctl import convert
-from weightctl.errors import WeightctlError
+from weightctl import convert, open_weights
+from weightctl.errors import FormatError, OutputError, WeightctlError
+from weightctl.storage.location import store_of
 from weightctl.storage.remote import ahead, requests, s3_uploads, upload
 from weightctl.storage.remote.s3_uploads import PartUploads, S3Uploads
 from weightctl.write import journal
@@ -40,10 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
-    import pytest
-
     from servers.base import Server
     from servers.s3 import Bucket
+    from weightctl.storage.base import Uploads
 
 
 # Servers of this process behind URLs, for tests that read and write remote checkpoints.
@@ -287,6 +288,23 @@ def connection_string(base: str) -> str:
 def _set(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+def writer_of(url: str) -> Uploads:
+    found = store_of(url)
+    assert found is not None
+    return found.uploads(url)
+
+
+def expect_refusals(url: str, secret: str, variable: str) -> None:
+    """Expect reads and writes to be refused with a hint at a variable, and without the secret."""
+    with pytest.raises(FormatError) as read:
+        open_weights(f"{url}/a.safetensors")
+    with pytest.raises(OutputError) as written:
+        writer_of(url).put(f"{url}/b", b"1", force=False)
+    for error in (read.value, written.value):
+        assert variable in error.hint
+        assert secret not in str(error)
 
 
 # Faults of servers at random moments, and what has to hold after each.
