@@ -13,21 +13,15 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-import numpy as np
-
-from llama import HEADS, KV_HEADS, STEP, described, numbers, size_for
+from llama import HEADS, KV_HEADS, described, size_for, write_random
 from measuring import make_parser, measure
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import format_module
-from weightctl.formats.base import write_in_order
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MOST_PEAK = 400_000_000
 JOURNAL = 1_000_000  # what a run longer than half a second keeps beside its output
@@ -81,14 +75,7 @@ def write_directory(folder: Path, nbytes: int) -> None:
         for info in described(layers, width, vocabulary)
     ]
     layout = format_module("safetensors").layout(tensors, {"format": text("pt")})
-    random = np.random.default_rng(1)
-
-    def pull(info: TensorInfo) -> Iterator[bytes]:
-        for start in range(0, info.size, STEP):
-            yield numbers(random, info, min(STEP, info.size - start))
-
-    with (folder / "model.safetensors").open("wb") as file:
-        write_in_order(layout, file, pull)  # type: ignore[arg-type]
+    write_random(layout, folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16",
         "vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 4 * width,

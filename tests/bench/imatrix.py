@@ -20,17 +20,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llama import STEP, described, numbers, size_for, stated
+from llama import described, size_for, stated, write_random
 from weightctl import convert, open_weights
 from weightctl.formats import format_module
-from weightctl.formats.base import write_in_order
 from weightctl.formats.imatrix.sums import read_sums
 from weightctl.text.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from weightctl.weights.info import TensorInfo
 
 TINY = Path(__file__).parent.parent.parent / "fixtures" / "tiny-llama"
 # Issue 30: at most twice the time of llama-imatrix, and a tenth of the memory for large models.
@@ -49,14 +47,7 @@ def write_model(path: Path, nbytes: int, wanted: int | None = None) -> None:
     tokenizer = {key: value for key, value in tiny.items() if key.startswith("tokenizer.")}
     metadata = stated(layers, width, VOCABULARY) | tokenizer
     layout = format_module("gguf").layout(tensors, metadata)
-    random = np.random.default_rng(1)
-
-    def pull(info: TensorInfo) -> Iterator[bytes]:
-        for start in range(0, info.size, STEP):
-            yield numbers(random, info, min(STEP, info.size - start))
-
-    with path.open("wb") as file:
-        write_in_order(layout, file, pull)  # type: ignore[arg-type]
+    write_random(layout, path)
 
 
 def run(command: Sequence[str | Path], threads: int) -> tuple[float, int]:

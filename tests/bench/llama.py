@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from weightctl.formats.base import Layout
+
 HEADS, KV_HEADS = 32, 8
 # What is written at a time.
 STEP = 1 << 22
@@ -34,6 +36,11 @@ def write_llama(path: Path, format_name: str, nbytes: int, vocabulary: int | Non
     vocabulary = vocabulary or 32 * width
     tensors = described(layers, width, vocabulary)
     layout = format_module(format_name).layout(tensors, stated(layers, width, vocabulary))
+    write_random(layout, path)
+
+
+def write_random(layout: Layout, path: Path) -> None:
+    """Write random numbers as the tensors of a layout."""
     random = np.random.default_rng(1)
 
     def pull(info: TensorInfo) -> Iterator[bytes]:
