@@ -18,14 +18,12 @@ from weightctl.system.children import start_python
 PACKAGE = Path(weightctl.__file__).parent
 KERAS = Path(__file__).parents[1] / "fixtures" / "keras"
 # Each command that starts a child, and some that do not; {} is a model, and out a new place.
-COMMANDS = [
+COMMANDS = ["verify tiny --skip forward"]
+# Those that start other children; the first one also runs with other paths.
+MORE_COMMANDS = [
     "ls model.h5",
     "check model.h5",
     "convert tiny out.gguf --on processes:2",
-    "verify tiny --skip forward",
-]
-# Those whose children are started in the same way, and one that takes seconds.
-MORE_COMMANDS = [
     "ls model.keras --scan",
     "convert model.h5 out.safetensors",
     "edit tiny/model.safetensors --set a=b",
@@ -56,7 +54,7 @@ def poisoned(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     [
         *((command, None) for command in COMMANDS),
         ("convert model.h5 out.safetensors", f".{os.pathsep}{os.pathsep}relative"),
-        *(pytest.param(COMMANDS[0], path, marks=pytest.mark.long) for path in ("", ".")),
+        *(pytest.param(MORE_COMMANDS[0], path, marks=pytest.mark.long) for path in ("", ".")),
         *(pytest.param(command, None, marks=pytest.mark.long) for command in MORE_COMMANDS),
     ],
 )

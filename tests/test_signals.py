@@ -124,7 +124,7 @@ def spread(number: int, span: float, count: int) -> Iterator[float]:
     [
         *((*each, 4) for each in FIRST),
         *(
-            pytest.param(KINDS[kind], number, 50, marks=pytest.mark.long)
+            pytest.param(KINDS[kind], number, 20, marks=pytest.mark.long)
             for kind in ("file", "directory", "set")
             for number in (signal.SIGINT, signal.SIGKILL)
         ),
@@ -155,8 +155,14 @@ def test_a_signal_at_random_moments_leaves_the_old_output_or_the_new(
     ("kind", "number", "every"),
     [
         *((*each, 7) for each in FIRST),
+        # Ctrl-C leaves time to clean up, and a set has more states than one file.
         *(
-            pytest.param(kind, number, 1, marks=pytest.mark.long)
+            pytest.param(
+                kind,
+                number,
+                3 if number == signal.SIGINT else 1 if kind.is_split else 2,
+                marks=pytest.mark.long,
+            )
             for kind in KINDS.values()
             for number in (signal.SIGINT, signal.SIGKILL)
         ),
@@ -176,7 +182,7 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
 
 
 @pytest.mark.parametrize("kind", [KINDS["file"]], ids=["file"])
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [9, pytest.param(2, marks=pytest.mark.long)])
 def test_ctrl_c_at_any_call_of_a_lock_ends_the_run_at_once(
     place: Place, struck: Strikes, every: int
 ) -> None:

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 TOKENS = [3, 17, 42, 9, 80, 33, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "targets",
-    [
-        ["embed_tokens", "v_proj"],
-        pytest.param(["q_proj", "k_proj", "down_proj"], marks=pytest.mark.long),
-    ],
+    [["embed_tokens", "v_proj"], ["q_proj", "k_proj", "down_proj"]],
 )
 def test_llama_cpp_gives_the_logits_of_the_merged_model(targets: list[str], tmp_path: Path) -> None:
     model = adapt(

@@ -85,6 +85,7 @@ def test_every_matrix_of_a_layer_has_an_entry_under_its_name_in_gguf(measured: P
     assert found.datasets == (str(TEXT),)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_continues_with_the_next_layer(
     measured: Path, tmp_path: Path
 ) -> None:

@@ -204,7 +204,7 @@ def run_without(packages: str, command: str, places: dict[str, Path]) -> Complet
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
     ("package", "command", "extra"),
-    usual([row for row in COMMANDS if row[1] in USUAL or row[0] != "obstore"], COMMANDS),
+    usual([row for row in COMMANDS if row[1] in USUAL], COMMANDS),
 )
 def test_a_missing_package_is_named_with_its_extra(
     package: str, command: str, extra: str, tmp_path: Path

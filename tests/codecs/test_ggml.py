@@ -136,7 +136,9 @@ def test_every_level_encodes_alike_and_as_ggml_does(encoding: str, importance: s
 @pytest.mark.parametrize("encoding", BLOCKS)
 @each("rows", ROWS)
 def test_encoding_gives_the_bytes_of_ggml_for_rows_of_every_kind(encoding: str, rows: str) -> None:
-    for name in IMPORTANCE:
+    # Each other kind of importance, in turn.
+    first = [*ROWS].index(rows) % 2
+    for name in {"none", *[*IMPORTANCE][first::2]}:
         numbers, importance = example(rows, name)
         ours = encoded(definition(ENCODINGS[encoding]), encoding, numbers, importance)
         assert_kernels_give(ours, encoding, numbers, importance, name)

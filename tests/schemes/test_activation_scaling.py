@@ -74,7 +74,7 @@ def scale(folder: Path, importance: Path) -> ScaledTensors:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.long] if number % 3 else [])
+        pytest.param(name, marks=[pytest.mark.long] if number else [])
         for number, name in enumerate(MODELS)
     ],
 )

@@ -1,6 +1,6 @@
 """What each test costs: `pytest --costs FILE` prints the most costly tests, and writes all.
 
-The seconds are those of processors: of the test's process, and of the processes that it waited for.
+The seconds are those of processors: of the test's process, and of the processes that it started.
 The time of a fixture counts for the test that asked first. A FILE that ends with `.md` has a line
 for each test file, any other one for each test function; `-` writes none.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 PRINTED = 20
+_TICKS = os.sysconf("SC_CLK_TCK")
 _HEAD = """# What the tests cost
 
 Seconds of processors by file, written by `pytest --costs tests/costs.md`. With two workers, the run
@@ -44,7 +46,8 @@ class Costs:
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         before, self.spent = self.spent, _count_seconds()
-        report.user_properties.append(("seconds", self.spent - before))
+        # It is less than before if a process ended for which its parent did not wait.
+        report.user_properties.append(("seconds", max(0.0, self.spent - before)))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -78,7 +81,26 @@ class Costs:
 
 
 def _count_seconds() -> float:
-    return sum(os.times()[:4])
+    """Return the seconds of this process and of all that it started, whether or not they ended."""
+    return sum(os.times()[:4]) + sum(map(_count_seconds_of, _list_children(os.getpid())))
+
+
+def _count_seconds_of(process: int) -> float:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:  # it ended meanwhile
+        return 0.0
+    # After the name: the times of the process, and of the children that it waited for.
+    ticks = sum(map(int, status.rpartition(")")[2].split()[11:15]))
+    return ticks / _TICKS + sum(map(_count_seconds_of, _list_children(process)))
+
+
+def _list_children(process: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

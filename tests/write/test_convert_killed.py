@@ -78,7 +78,7 @@ def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratc
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [*KINDS.values(), Kind("out.pt", "F16")], ids=str)
-def test_kill_9_at_50_random_moments_is_continued(
+def test_kill_9_at_many_random_moments_is_continued(
     kind: Kind, struck: Strikes, scratch: Path
 ) -> None:
-    assert kill_at_random_moments(kind, struck, scratch, 50, rows=8192) >= 3
+    assert kill_at_random_moments(kind, struck, scratch, 24, rows=8192) >= 2

@@ -87,7 +87,8 @@ def test_workers_gather_shards_of_a_store(model: str, server: S3Server) -> None:
 PART = 1 << 18
 
 
-@pytest.mark.parametrize("work", usual(["shards"], RANKS))
+@pytest.mark.long
+@pytest.mark.parametrize("work", RANKS)
 def test_ranks_write_objects_with_the_same_bytes(work: str, model: str, server: S3Server) -> None:
     name, command, options = RANKS[work]
     WORKS[work](model, f"s3://{BUCKET}/one/out")
@@ -99,6 +100,7 @@ def test_ranks_write_objects_with_the_same_bytes(work: str, model: str, server: 
     assert not server.buckets[BUCKET].uploads
 
 
+@pytest.mark.long
 def test_ranks_that_are_killed_leave_objects_to_others(model: str, server: S3Server) -> None:
     convert(model, f"s3://{BUCKET}/one/out.gguf", quant="Q4_K")
     out = f"s3://{BUCKET}/two/out.gguf"
@@ -115,6 +117,7 @@ def test_ranks_that_are_killed_leave_objects_to_others(model: str, server: S3Ser
     assert objects(server, "two/") == objects(server, "one/")
 
 
+@pytest.mark.long
 def test_a_slow_rank_finds_that_the_objects_are_complete(model: str, server: S3Server) -> None:
     convert(model, f"s3://{BUCKET}/single/out.gguf", quant="Q4_K")
     out = f"s3://{BUCKET}/other/out.gguf"

@@ -499,7 +499,7 @@ def files_of(hub: HubServer, model: str) -> dict[str, bytes]:
     [
         *((fault, "a directory", 1) for fault in WRITE_FAULTS if fault != "401"),
         *(
-            pytest.param(*row, 20, marks=pytest.mark.long)
+            pytest.param(*row, 10, marks=pytest.mark.long)
             for row in product(WRITE_FAULTS, FAULT_OUTPUTS)
         ),
     ],
@@ -555,7 +555,7 @@ def test_what_has_arrived_is_not_sent_again(
 def test_kill_9_at_random_moments_of_sending_to_the_hub_is_continued(
     xet_hub: HubServer, large: Path, scratch: Path
 ) -> None:
-    moments = 20
+    moments = 12
     options = ("--max-shard-size", "100MB", "-q", "-j", "1")
     chance = random.Random("kill")
     stopped = 0

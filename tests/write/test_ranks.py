@@ -80,7 +80,7 @@ def work_of(work: str, model: Path, folder: Path) -> tuple[str, Path, Path, dict
     return command, model, folder / name, options
 
 
-@pytest.mark.parametrize("work", usual(["parts", "shards"], WORKS))
+@pytest.mark.parametrize("work", usual(["parts"], WORKS))
 def test_ranks_write_the_same_bytes(work: str, model: Path, tmp_path: Path) -> None:
     single = write_single(work, model, tmp_path / "single")
     order = random.Random(work).sample(range(4), 4)
@@ -102,6 +102,7 @@ def test_all_ranks_report_the_losses_of_a_single_run(model: Path, tmp_path: Path
     assert [each["losses"] for each in ended] == [wanted, wanted]
 
 
+@pytest.mark.long
 def test_ranks_that_run_one_after_the_other_write_the_same_bytes(
     model: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_ranks_that_run_one_after_the_other_write_the_same_bytes(
     assert outputs_in(out.parent) == [out.name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "work"), usual([(2, "gguf"), (None, "shards")], product([2, None], WORKS))
 )
@@ -140,6 +142,7 @@ def test_a_rank_that_is_started_again_after_the_end_has_nothing_to_do(
     assert outputs_in(out.parent) == [out.name]
 
 
+@pytest.mark.long
 def test_an_output_that_was_removed_or_changed_after_the_end_is_not_complete(
     model: Path, tmp_path: Path
 ) -> None:
@@ -158,6 +161,7 @@ def test_an_output_that_was_removed_or_changed_after_the_end_is_not_complete(
     assert out.read_bytes() == made
 
 
+@pytest.mark.long
 def test_another_plan_does_not_take_the_output_for_its_own(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     run_ranks([0, 1], "convert", model, out, quant="Q4_K")
@@ -168,6 +172,7 @@ def test_another_plan_does_not_take_the_output_for_its_own(model: Path, tmp_path
     assert outputs_in(tmp_path) == ["out.gguf"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["finish", "published"])
 def test_a_rank_continues_if_all_were_killed_at_the_end(
     place: str, model: Path, tmp_path: Path
@@ -282,6 +287,7 @@ def test_an_error_that_all_ranks_would_have_leaves_nothing(tmp_path: Path) -> No
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+@pytest.mark.long
 def test_an_output_that_exists_is_not_replaced(model: Path, tmp_path: Path) -> None:
     (tmp_path / "out.gguf").write_bytes(b"mine")
     ended = run_ranks([0, 1], "convert", model, tmp_path / "out.gguf", quant="Q4_K")

@@ -67,9 +67,11 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
     scratch: Path, struck: Strikes, number: signal.Signals, *, force: bool
 ) -> None:
     place = Place(scratch, struck, force=force)
-    # Only a kill leaves no time to clean up, so it comes at every call, and Ctrl-C at every third.
-    step = 1 if number == signal.SIGKILL else 3
-    call, ended = 1, struck.run(*place.arguments, number=number, call=1)
+    # Only a kill leaves no time to clean up: one of both outputs has it at each call. Ctrl-C comes
+    # at every fifth.
+    step = 2 if number == signal.SIGKILL else 5
+    call = 2 if force else 1
+    ended = struck.run(*place.arguments, number=number, call=call)
     while ended.was_struck:
         assert ended.code == (-number if number == signal.SIGKILL else 130), (call, ended.errors)
         assert place.found() in (place.old, place.new), call
@@ -82,6 +84,7 @@ def test_a_signal_at_any_call_that_deals_with_names_leaves_the_old_output_or_the
     assert standing(place.path) == {f"out/{name}": raw for name, raw in place.new.items()}
 
 
+@pytest.mark.long
 def test_a_signal_at_a_random_moment_leaves_the_old_output_or_the_new(
     scratch: Path, struck: Strikes
 ) -> None:
@@ -97,7 +100,7 @@ def test_a_signal_at_a_random_moment_leaves_the_old_output_or_the_new(
 
 
 @pytest.mark.parametrize(("calls", "step"), usual([("names", 40)], [
-    ("names", 40), ("names", 11), ("locks", 120), ("locks", 17),
+    ("names", 40), ("names", 11), ("locks", 41),
 ]))  # fmt: skip
 def test_ctrl_c_at_some_calls_ends_the_run_at_once(
     scratch: Path, struck: Strikes, calls: str, step: int

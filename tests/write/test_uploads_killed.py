@@ -56,7 +56,7 @@ def struck(store: TestedStore, scratch: Path) -> Generator[Strikes, None, None]:
     [
         ("s3", "local", "a directory with parts", 1),
         *(
-            pytest.param(*row, 20 if row[0] == "s3" else 10, marks=pytest.mark.long)
+            pytest.param(*row, 12 if row[0] == "s3" else 6, marks=pytest.mark.long)
             for row in product(["s3", "gs", "azurite"], ["local", "the store"], OUTPUTS)
         ),
     ],
