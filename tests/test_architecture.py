@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -398,6 +400,27 @@ def test_the_top_level_has_the_vocabulary_and_packages_only() -> None:
     entries = {each.name for each in PACKAGE.iterdir() if not each.name.startswith("__")}
     # `pipelines` has only the specified place of names of `nn`.
     assert len(entries - {"py.typed", "pipelines"}) <= 34
+
+
+# How much more than its budget a package may have before its budget is looked at again.
+_SLACK = 1.03
+
+
+def test_packages_keep_to_their_budgets() -> None:
+    budgets = tomllib.loads((ROOT / "tests" / "budgets.toml").read_text())
+    lines, files = Counter[str](), Counter[str]()
+    for module in MODULES:
+        first, *below = module.relative_to(PACKAGE).parts
+        name = first if below else "modules"
+        lines[name] += len(module.read_text().splitlines())
+        files[name] += 1
+    assert lines.keys() == budgets.keys()
+    over = [
+        f"{name}: {lines[name]} lines in {files[name]} files; the budget is {budget}"
+        for name, budget in budgets.items()
+        if lines[name] > _SLACK * budget["lines"] or files[name] > _SLACK * budget["files"]
+    ]
+    assert over == []
 
 
 def test_no_folder_has_over_25_modules() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from each import each
+from each import each, usual
 from llama_cpp import ggml_needs_importance, ggml_quantize
 from rows import (
     BLOCKS,
@@ -178,7 +178,7 @@ def test_many_blocks_have_the_bytes_of_ggml(encoding: str) -> None:
     assert_many_blocks_are_those_of_ggml(encoding, 24)
 
 
-@each("encoding", QUICK)
+@each("encoding", usual(QUICK[::3], QUICK))
 def test_rows_of_any_length_have_the_bytes_of_ggml(encoding: str) -> None:
     assert_rows_of_any_length_are_those_of_ggml(encoding)
 

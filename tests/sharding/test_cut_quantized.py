@@ -314,7 +314,7 @@ def test_tensors_that_cannot_be_cut_alike_are_refused_and_may_be_whole(
     assert all(parts == ((), ()) for _, parts in plan.shardings.values())
 
 
-@each("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@each("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"], in_turn=True)
 @each("ranks", [2, 3, 4])
 def test_ranks_have_the_numbers_of_the_blocks_of_a_gguf(kind: str, ranks: int) -> None:
     sizes = {"heads": 12, "kv_heads": 12, "head_dim": 64, "hidden": 256, "inner": 1280}
