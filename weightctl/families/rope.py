@@ -165,23 +165,34 @@ PROPORTIONAL_KEYS = (
 )  # fmt: skip
 
 
+class RopeSections(NamedTuple):
+    """The numbers of pairs for time, height and width.
+
+    It is not a plain tuple, because that is a value for each layer.
+    """
+
+    time: int
+    height: int
+    width: int
+
+
 class _Sections(NamedTuple):
     """A list of the numbers of pairs for time, height and width; `length` numbers are written."""
 
     length: int
 
-    def read(self, content: object) -> tuple[int, ...]:
+    def read(self, content: object) -> RopeSections:
         """Return the three numbers; a fourth one must be 0."""
         if not is_sequence(content) or len(content) not in {3, 4} or any(content[3:]):
             raise ValueError(f"is {show_value(content)}; it must be a list of three integers")
-        return tuple(WholeNumber(0, 1 << 16).read(each) for each in content[:3])
+        return RopeSections(*(WholeNumber(0, 1 << 16).read(each) for each in content[:3]))
 
     @property
     def gguf_type(self) -> str:
         """The type of an array of integers."""
         return "array[i32]"
 
-    def write(self, value: tuple[int, ...]) -> list[int]:
+    def write(self, value: RopeSections) -> list[int]:
         """Return the numbers, with zeros after them."""
         return [*value, *[0] * (self.length - len(value))]
 
@@ -194,8 +205,8 @@ def section_keys(time: int, height: int, width: int, order: str = "") -> tuple[K
     sections; otherwise the pairs of a section follow one another.
     """
     keys = (
-        _key("rope_sections", _Sections(3), lambda _: (time, height, width), "mrope_section",
-             written=True),
+        _key("rope_sections", _Sections(3), lambda _: RopeSections(time, height, width),
+             "mrope_section", written=True),
         Key(field="rope_sections", kind=_Sections(4), gguf="{arch}.rope.dimension_sections"),
     )  # fmt: skip
     if order != "interleaved":
