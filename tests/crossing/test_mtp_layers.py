@@ -100,7 +100,8 @@ def problems(done: Completed) -> list[dict[str, Any]]:
     return found
 
 
-@each_form
+# Qwen3.5 has a list with as many numbers as layers, which is not a value for each layer.
+@pytest.mark.parametrize("name", usual({*QUICK, "qwen35"}, FORMS))
 def test_the_tensors_come_back_with_the_same_bytes(
     name: str, original: Callable[[str], Path], in_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
