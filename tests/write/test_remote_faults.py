@@ -60,9 +60,9 @@ WRITES = [
 
 
 def and_in_long_tests(few: Iterable[tuple[str, ...]], *names: Iterable[str]) -> list[Any]:
-    """Return some rows with one moment, and all with 12, or with 6 if the store is not S3."""
+    """Return some rows with one moment, and all with 12, or with 10 if the store is not S3."""
     many = [
-        pytest.param(*row, 12 if row[0] == S3_STORE else 6, marks=pytest.mark.long)
+        pytest.param(*row, 12 if row[0] == S3_STORE else 10, marks=pytest.mark.long)
         for row in product(*names)
     ]
     return [*((*row, 1) for row in few), *many]
