@@ -269,6 +269,8 @@ class Model:
 
 def main() -> None:
     """Answer the questions in the file that is named, in a file beside it."""
+    # Where it aborts, it would let gdb print its stack, which takes a second.
+    os.environ["GGML_NO_BACKTRACE"] = "1"
     with Path(sys.argv[1]).open("rb") as file:
         path, options, questions = pickle.load(file)
     model = Model(path, **options)
