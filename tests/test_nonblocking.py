@@ -12,7 +12,7 @@ import pytest
 
 from weightctl import Plan, open_weights
 from weightctl.errors import OutputError
-from weightctl.storage.pipe import PipeWriter
+from weightctl.storage.local import PipeWriter
 from weightctl.write.save import save
 
 if TYPE_CHECKING:

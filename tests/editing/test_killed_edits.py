@@ -25,8 +25,7 @@ from weightctl import convert, edit, open_weights
 from weightctl.check.code import find_harmful_code, find_other_code
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import open_reader
-from weightctl.storage.own_edits import note_own_edit, own_edit_path
-from weightctl.storage.pending_edits import MARKER
+from weightctl.storage.pending_edits import MARKER, note_own_edit, own_edit_path
 from weightctl.system.temporary import EDIT
 from weightctl.weights.tree import header_of
 

@@ -15,8 +15,8 @@ from servers.base import Zeros
 from servers.hub import git_oid
 from weightctl import open_weights
 from weightctl.errors import FormatError
-from weightctl.storage.remote import arriving
-from weightctl.storage.remote.arriving import ArrivingHash
+from weightctl.storage.remote import reader
+from weightctl.storage.remote.reader import ArrivingHash
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,12 +87,12 @@ def draw_parts(seed: int) -> list[tuple[int, int]]:
 
 @each("seed", range(50))
 def test_the_order_of_arrival_does_not_matter(seed: int) -> None:
-    kept = arriving._kept
+    kept = reader._kept
     stated, parts = sha256(LARGE).hexdigest(), draw_parts(seed)
     feed(LARGE, stated, parts).refuse_other()
     with pytest.raises(FormatError, match=OTHER):
         feed(LARGE[:-1] + b"\0", stated, parts)
-    assert arriving._kept == kept
+    assert reader._kept == kept
 
 
 @each("content", [SMALL, LARGE])
@@ -110,7 +110,7 @@ def test_a_hash_of_git_is_compared(content: bytes) -> None:
 def test_nothing_is_known_of_a_file_that_is_not_complete_or_in_order(
     parts: list[tuple[int, int]], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arriving, "_MOST_KEPT", limit)
+    monkeypatch.setattr(reader, "_MOST_KEPT", limit)
     found = feed(bytes(len(LARGE)), sha256(LARGE).hexdigest(), parts)
     found.close()
     found.refuse_other()

@@ -455,7 +455,6 @@ def test_shards_are_not_written_to_the_hub(xet_hub: HubServer, tiny_llama: Path)
 def test_the_extra_that_is_not_installed_is_named(
     xet_hub: HubServer, matrices: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "weightctl.storage.remote.xet", raising=False)
     monkeypatch.setitem(sys.modules, "hf_xet", None)
     error = refuse(matrices)
     assert error.message == f"writing {NEW_URL} needs the package hf_xet, which is not installed"

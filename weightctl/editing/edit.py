@@ -18,10 +18,16 @@ from weightctl.errors import OutputError
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.metadata import Setting, list_settings
 from weightctl.storage.base import cannot_write
-from weightctl.storage.completing_edits import complete_edit, record_edit
 from weightctl.storage.local import FileReader, FileWriter
 from weightctl.storage.location import is_remote, parse_location
-from weightctl.storage.pending_edits import MARKER, EditedFile, digest_of, edit_path
+from weightctl.storage.pending_edits import (
+    MARKER,
+    EditedFile,
+    complete_edit,
+    digest_of,
+    edit_path,
+    record_edit,
+)
 from weightctl.system.disk import clone_range_at, reserve
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import JOURNAL, temporary_name, token_of

@@ -1,4 +1,4 @@
-"""Local files, which are read by ranges and written at offsets.
+"""Local files, which are read by ranges and written at offsets; pipes, which are written in order.
 
 Commands read files into memory, and do not map them. Another program may make a file shorter at any
 time: a read then raises an error, but an access to a mapping would end the process (SIGBUS).
@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import stat
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -301,3 +302,67 @@ class FileWriter:
     def close(self) -> None:
         """Close the file."""
         os.close(self.descriptor)
+
+
+# The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
+# wait less for each other. It is the default limit for users on Linux.
+_ROOM = 1 << 20
+
+
+class PipeWriter:
+    """A pipe or device that is written in order; `nbytes` is the number of bytes written so far."""
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self.nbytes = 0
+        with suppress(ImportError, AttributeError, OSError):  # another system, or another device
+            import fcntl
+
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _ROOM)
+
+    def write(self, data: Bytes, /) -> None:
+        """Append bytes; raises `OutputError` if that fails."""
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self.nbytes += memoryview(data).nbytes
+
+    def copy(self, source: FileRange, /) -> None:
+        """Append a range of a file; the kernel copies it if it can.
+
+        Raises `OutputError` if it cannot be written, and `FormatError` if it cannot be read.
+        """
+        start, end = source.offset, source.offset + source.nbytes
+        while start < end:
+            count = source.file.copy_into(start, end - start, self.descriptor)
+            if not count:
+                break
+            start += count
+            self.nbytes += count
+        buffer = memoryview(bytearray(min(end - start, _COPY)))
+        while start < end:
+            chunk = buffer[: end - start]
+            source.file.read_into(start, chunk)
+            self.write(chunk)
+            start += len(chunk)
+
+
+def write_all(descriptor: int, data: Bytes) -> None:
+    """Append bytes to a file descriptor, blocking or not; raises `OSError` if that fails."""
+    view = memoryview(data).cast("B")
+    while view:
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:
+            wait_for_room(descriptor)
+
+
+def wait_for_room(descriptor: int) -> None:
+    """Wait until a non-blocking pipe accepts bytes, or its reader has closed it."""
+    import select  # rarely needed
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll()

@@ -32,8 +32,8 @@ class StorageLine(NamedTuple):
 # functions of the operating system.
 STORAGES = {
     "file": StorageLine("weightctl.storage.local"),
-    "http": StorageLine("weightctl.storage.remote.web:WebStore", "remote"),
-    "https": StorageLine("weightctl.storage.remote.web:WebStore", "remote"),
+    "http": StorageLine("weightctl.storage.remote.store:WebStore", "remote"),
+    "https": StorageLine("weightctl.storage.remote.store:WebStore", "remote"),
     "hf": StorageLine(
         "weightctl.storage.remote.hub:HubStore",
         "remote",

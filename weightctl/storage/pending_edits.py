@@ -3,7 +3,8 @@
 An edit changes the beginning of large files in place. Before the first change, the new bytes are in
 a record beside the files. As soon as the record exists, the edited files are valid. If the run is
 killed before all files are changed, readers take the missing bytes from the record, and the next
-edit, or the next run that writes there, completes the changes.
+edit, or the next run that writes there, completes the changes. The same function carries out a new
+edit, and one that a killed run has left.
 
 While a file is changed, it begins with `MARKER`. Other programs then refuse it, instead of reading
 a mixture of the old and the new header.
@@ -11,14 +12,16 @@ a mixture of the old and the new header.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.errors import FormatError
+from weightctl.errors import FormatError, OutputError
+from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileReader
-from weightctl.storage.own_edits import is_own_edit, own_edit_path
-from weightctl.system.temporary import EDIT, without_temporary
+from weightctl.system.temporary import EDIT, temporary_name, without_temporary
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ MOST_BYTES = 1 << 28
 _TRIES = 100
 # Of safetensors.
 _LONGEST_HEADER = 100_000_000
+_CHUNK = 1 << 20
 
 
 class EditedFile(NamedTuple):
@@ -310,3 +314,155 @@ def _parse_file(entry: Any, rest: bytes, position: int) -> EditedFile:
 def _require(is_valid: bool) -> None:
     if not is_valid:
         raise ValueError
+
+
+# Which records this user wrote: their SHA-256 is kept outside of the edited directory. A record
+# makes readers see other bytes than a file has, and may come with a download. So it is applied only
+# if it is known here.
+
+
+def own_edit_path(directory: str) -> str:
+    """Return the path of the file that knows the journal of an edit in a directory."""
+    import hashlib  # opening a file without an edit does not need this
+
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    place = os.path.realpath(directory or ".")
+    name = hashlib.sha256(os.fsencode(place)).hexdigest()[:32]
+    return os.path.join(state, "weightctl", "edits", name)
+
+
+def note_own_edit(directory: str, digest: str) -> None:
+    """Record the SHA-256 of a journal; raises `OSError` if that is not possible."""
+    path = own_edit_path(directory)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with open(path, "w", encoding="ascii") as file:
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def is_own_edit(directory: str, digest: str) -> bool:
+    """Whether this user wrote the journal with this SHA-256, for this directory."""
+    try:
+        with open(own_edit_path(directory), encoding="ascii") as file:
+            return file.read(len(digest) + 1).strip() == digest
+    except (OSError, ValueError):
+        return False
+
+
+def forget_own_edit(directory: str) -> None:
+    """Remove what `note_own_edit` recorded."""
+    with suppress(OSError):
+        os.unlink(own_edit_path(directory))
+
+
+def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
+    """Write the record of an edit: from then on, the edited files are valid.
+
+    Returns the number of bytes of the record. Raises `OutputError` if it cannot be written.
+    """
+    path, content = edit_path(directory), format_edit(files)
+    if len(content) > MOST_BYTES:
+        raise OutputError(
+            f"{path}: the changes of the headers need {len(content):,} bytes, more than weightctl "
+            f"writes in place ({MOST_BYTES:,})",
+            hint="`weightctl convert` writes an edited copy",
+        )
+    temporary = temporary_name(os.path.join(directory, files[0].name))
+    try:
+        note_own_edit(directory, digest_of([content]))
+    except OSError as error:
+        raise cannot_write(own_edit_path(directory), error) from error
+    try:
+        with open(temporary, "xb", buffering=0) as file:
+            _write(file.fileno(), 0, content)
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        _sync(directory)
+    except OSError as error:
+        # The files did not change yet, so the edit is undone.
+        for name in (temporary, path):
+            with suppress(OSError):
+                os.unlink(name)
+        if not os.path.lexists(path):
+            forget_own_edit(directory)
+        raise cannot_write(path, error) from error
+    return len(content)
+
+
+def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
+    """Carry out the edit that is recorded in a directory, if there is one; then remove the record.
+
+    If `names` are given, this is only done if the edit changes one of these files. Returns the
+    number of bytes that were written. Raises `OutputError` if a file cannot be written, and
+    `FormatError` if the record is invalid, or if a file was changed since it was written.
+    """
+    edit = find_edit(directory)
+    if edit is None or (names and not {*names} & {file.name for file in edit.files}):
+        return 0
+    edit.refuse_foreign()
+    written = 0
+    try:
+        for file in edit.files:
+            written += _replace(edit, file) if file.temporary else _change(edit, file)
+        _sync(directory)
+        os.unlink(edit.path)
+        _sync(directory)
+    except OSError as error:
+        changed = edit.path_of(edit.files[0].name)
+        if os.path.lexists(edit.path):
+            raise OutputError(
+                f"{changed} cannot be written: {error.strerror}. The edit is recorded but not "
+                "complete: weightctl reads the file as edited, and other programs refuse it or "
+                "read the old one",
+                hint=f"mend the cause, then complete the edit: weightctl edit {changed}",
+            ) from error
+    forget_own_edit(directory)
+    return written
+
+
+def _replace(edit: PendingEdit, file: EditedFile) -> int:
+    with suppress(FileNotFoundError):  # a killed run has already renamed it
+        os.rename(edit.path_of(file.temporary), edit.path_of(file.name))
+    return 0
+
+
+def _change(edit: PendingEdit, file: EditedFile) -> int:
+    descriptor = os.open(edit.path_of(file.name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+        def read(offset: int, nbytes: int) -> bytes:
+            return os.pread(descriptor, nbytes, offset)
+
+        if refuse_changed(read, os.fstat(descriptor).st_size, edit, file):
+            return 0
+        # Other programs refuse the file until all its bytes are on the disk.
+        _write(descriptor, 0, MARKER)
+        os.fsync(descriptor)
+        for start, changed in file.patches:
+            _write(descriptor, start, changed)
+        if file.size < file.old_size:
+            os.ftruncate(descriptor, file.size)
+        os.fsync(descriptor)
+        _write(descriptor, 0, file.first)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return len(MARKER) + sum(len(changed) for _, changed in file.places)
+
+
+def _write(descriptor: int, offset: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        count = os.pwrite(descriptor, view[:_CHUNK], offset)
+        view, offset = view[count:], offset + count
+
+
+def _sync(directory: str) -> None:
+    with suppress(OSError):  # some file systems do not support or need this
+        descriptor = os.open(directory or ".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

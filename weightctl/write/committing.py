@@ -15,7 +15,13 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.plan.plan import Plan
 from weightctl.storage.files import refresh
-from weightctl.storage.remote.hub_commits import CommitContent, ModelRepository
+from weightctl.storage.remote.hub_commits import (
+    CommitContent,
+    ModelRepository,
+    XetUpload,
+    load_xet,
+    token_route,
+)
 from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
 from weightctl.system.interrupts import defer_signals
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.remote.hub import HubCommit
-    from weightctl.storage.remote.xet import XetFile, XetUpload
+    from weightctl.storage.remote.hub_commits import XetFile
     from weightctl.write.executors.places import Delivered
     from weightctl.write.journal import OpenJournal, Purpose, Record
     from weightctl.write.outcome import Outcome
@@ -154,13 +160,7 @@ def hold_commit(
     The model is created if it does not exist. Raises `OutputError` if the output cannot or must not
     be written.
     """
-    try:
-        from weightctl.storage.remote.xet import XetUpload, token_route
-    except ModuleNotFoundError as error:
-        raise OutputError(
-            f"writing {outcome.path} needs the package {error.name}, which is not installed",
-            hint="install it: `pip install 'weightctl[hub]'`",
-        ) from error
+    load_xet(outcome.path)
     refresh(outcome.path)
     outcome.refuse(force=force)
     options = outcome.where.commit

@@ -83,7 +83,7 @@ class Journal:
             raise cannot_write(self._path, error) from error
 
     def _append(self, lines: Iterable[str]) -> None:
-        from weightctl.storage.pipe import write_all
+        from weightctl.storage.local import write_all
 
         write_all(self._descriptor, "".join(lines).encode("ascii"))
         os.fdatasync(self._descriptor)

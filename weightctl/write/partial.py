@@ -19,8 +19,8 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
-from weightctl.storage.completing_edits import complete_edit
 from weightctl.storage.local import FileWriter
+from weightctl.storage.pending_edits import complete_edit
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,

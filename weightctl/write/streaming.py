@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import OutputError
 from weightctl.formats.base import write_in_order
 from weightctl.storage.base import cannot_write
-from weightctl.storage.pipe import PipeWriter
+from weightctl.storage.local import PipeWriter
 from weightctl.write.conversion_tasks import add_loss
 from weightctl.write.targets import STDOUT, stream_name
 from weightctl.write.tasks import cut_tasks

@@ -33,7 +33,7 @@ from azure.storage.blob import (
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import StoredObject, UploadedPart
 from weightctl.storage.location import split_url
-from weightctl.storage.remote.accounts import AzureAccount, azure_account
+from weightctl.storage.remote.buckets import AzureAccount, azure_account
 from weightctl.storage.remote.requests import (
     LOGIN_HINTS,
     NETWORK_HINT,

@@ -23,8 +23,7 @@ from obstore import exceptions
 
 from weightctl.errors import OutputError
 from weightctl.storage.location import split_url
-from weightctl.storage.remote.accounts import google_account
-from weightctl.storage.remote.bucket_clients import open_bucket
+from weightctl.storage.remote.buckets import google_account, open_bucket
 from weightctl.storage.remote.requests import cloud_environment, repeat, translate_error
 from weightctl.storage.remote.s3_uploads import PartUploads, connect
 from weightctl.system.temporary import new_token, temporary_name

@@ -7,8 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 from weightctl.storage.local import FileWriter
-from weightctl.storage.remote.part_limit import PartLimit
-from weightctl.storage.remote.upload import UploadWriter
+from weightctl.storage.remote.upload import PartLimit, UploadWriter
 from weightctl.write.executors.rests import Rest, RestRange, uploads_of
 from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
 

@@ -19,8 +19,7 @@ from weightctl.formats.huggingface import open_companion
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
-from weightctl.storage.remote.part_limit import PartLimit
-from weightctl.storage.remote.upload import UploadWriter, part_size
+from weightctl.storage.remote.upload import PartLimit, UploadWriter, part_size
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
