@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING
+import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import small_checkpoints
 from commands import TINY
 from commands import run_command as weightctl
 from documented import make_example_files, run
 from each import each
-from weightctl.cli import COMMANDS
+from weightctl import cli as weightctl_cli
+from weightctl.cli import COMMANDS, app
+from weightctl.cli.help import describe
 from weightctl.cli.usage import unknown_command_error
 from weightctl.dtype import Encoding
 from weightctl.formats import FORMATS
@@ -24,9 +28,6 @@ from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_names import block_types, list_recipes, plain_types
 from weightctl.plan.types import type_or_recipe
 from weightctl.verify import CHECKS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_path_alone_is_listed(tmp_path: Path) -> None:
@@ -298,16 +299,30 @@ def test_checkpoints_to_read_have_one_name_in_all_commands() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_option_has_a_sentence_of_help(name: str) -> None:
-    from typer.main import get_command
-
-    from weightctl.cli import app
-
-    command = get_command(app).get_command(None, name)
-    for param in command.params:
+    for param in command_of(name).params:
         assert re.match(r"[A-Za-z].*(\.|\])$", param.help, re.DOTALL), param.name
 
 
-def test_a_command_imports_its_help_from_its_module() -> None:
+def command_of(name: str) -> Any:
+    """Return a command with the texts of its page."""
+    command = get_command(app).get_command(None, name)
+    describe(command)
+    return command
+
+
+PAGES = Path(weightctl_cli.__file__).parent / "pages"
+
+
+def test_every_command_has_a_page_of_its_name() -> None:
+    assert {path.stem for path in PAGES.iterdir()} == {*COMMANDS, "common", "weightctl"}
     for name in COMMANDS:
-        (command,) = importlib.import_module(f"weightctl.cli.{name}").app.registered_commands
-        assert command.epilog.rpartition("\n\n")[2].startswith("Examples:\n")
+        assert command_of(name).epilog.rpartition("\n\n")[2].startswith("Examples:\n")
+
+
+def test_every_text_of_a_page_is_about_a_parameter() -> None:
+    known = {name: {param.name for param in command_of(name).params} for name in COMMANDS}
+    known["weightctl"] = {"version"}
+    known["common"] = set[str]().union(*known.values())
+    for name, params in known.items():
+        page = tomllib.loads((PAGES / f"{name}.toml").read_text())
+        assert page.get("parameters", {}).keys() <= params, name

@@ -19,7 +19,7 @@ from sharded_files import bytes_for, document_of, plan_of, write_document, write
 from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 from weightctl.cli.render import in_columns
-from weightctl.cli.shares import document, share_rows, summary
+from weightctl.cli.shard import document, share_rows, summary
 from weightctl.cli.splits import brief, grid_text, join_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.plan import ShardPlan, ranks_of

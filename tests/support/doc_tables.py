@@ -18,6 +18,7 @@ from family_stand_ins import OWN_TYPES, STAND_INS
 from weightctl.check import RULES
 from weightctl.cli import COMMANDS
 from weightctl.cli.families import list_families
+from weightctl.cli.help import describe
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
@@ -158,7 +159,9 @@ def _capitalized(text: str) -> str:
 
 
 def _click_command(name: str) -> Any:
-    return get_command(load(COMMANDS[name]))
+    command = get_command(load(COMMANDS[name]))
+    describe(command)
+    return command
 
 
 def _summary(name: str) -> str:

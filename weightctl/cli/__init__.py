@@ -16,8 +16,7 @@ import typer
 import typer.core
 from typer.main import get_command
 
-from weightctl.cli.help import HelpCommand, format_help
-from weightctl.cli.options import examples, exit_codes
+from weightctl.cli.help import HelpCommand, describe, format_help
 from weightctl.errors import WeightctlError
 from weightctl.system.registry import load
 
@@ -96,6 +95,7 @@ class _Commands(typer.core.TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """Return the help page, which lists the commands."""
+        describe(self, "weightctl")
         commands = [(name, self._describe(ctx, name)) for name in COMMANDS]
         return format_help(self, ctx, commands)
 
@@ -181,38 +181,10 @@ def _kernels() -> str:
     return active() or "none; NumPy is used instead (no C compiler was found during installation)"
 
 
-@app.callback(
-    epilog="\n\n".join(
-        [
-            exit_codes(
-                "success: verify found no problems, check no violated rule, diff no differences, "
-                "ls --scan nothing dangerous, unknown or unreadable",
-                "verify found problems or differences, or could not run a requested check; check "
-                "found a violated rule; diff found differences; ls --fit found too little memory; "
-                "or ls --scan found something dangerous, unknown or unreadable",
-            ),
-            (
-                "`weightctl help COMMAND` shows the options of a command, with examples. "
-                "Documentation: README.md and the docs/ folder of the source repository."
-            ),
-            examples(
-                [
-                    "weightctl model.gguf",
-                    "weightctl convert model/ model-q4.gguf --quant Q4_K_M",
-                    "weightctl verify model-q4.gguf --against model/ --skip forward",
-                    "weightctl shard model/ model-tp2/ --tp 2",
-                    "weightctl ls downloaded.pt --scan",
-                ]
-            ),
-        ]
-    )
-)
+@app.callback()
 def _weightctl(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """List, compare, convert, quantize, shard and verify GGUF, safetensors and PyTorch checkpoints.

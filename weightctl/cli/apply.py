@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.costs import document_network
 from weightctl.cli.listing import LONG
-from weightctl.cli.options import (
-    Anonymous,
-    Force,
-    Json,
-    Quiet,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-)
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, show_lines, show_text
 from weightctl.text.sizes import format_size
@@ -30,50 +21,16 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("the files were restored"),
-            examples(
-                [
-                    "weightctl apply model/ tuned.patch restored/",
-                    "weightctl apply model/ tuned.patch restored/ --force --json",
-                    "weightctl apply -q model/ tuned.patch other/ && weightctl ls other/",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def apply(
     *,
-    base: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="The checkpoint that the patch was made from: the first one (A) of `weightctl "
-            "diff --patch`.",
-            callback=locate,
-        ),
-    ],
-    patch: Annotated[
-        str,
-        typer.Argument(
-            metavar="PATCH", help="The file that `weightctl diff --patch` wrote.", callback=locate
-        ),
-    ],
-    out: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUT",
-            help="The file or directory to write: a directory if the second checkpoint (B) was "
-            "one.",
-            callback=locate_local,
-        ),
-    ],
-    force: Force = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    base: options.Path,
+    patch: options.Path,
+    out: options.LocalPath,
+    force: options.Force = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Restore the files of a checkpoint byte for byte, from an older checkpoint and a patch.
 

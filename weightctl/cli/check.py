@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import (
-    Anonymous,
-    From,
-    Json,
-    Path,
-    examples,
-    exit_codes,
-    locate_local,
-)
 from weightctl.cli.render import Cell, columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.wrapping import hung
 from weightctl.errors import ConversionError
@@ -36,59 +28,18 @@ _STYLES = {"error": "red", "warning": "yellow"}
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes(
-                "no rule is violated, or --fix has corrected all violations",
-                "a rule is violated; with --fix, some violations are left; with --dry-run, also "
-                "those that --fix would correct",
-            ),
-            examples(
-                [
-                    "weightctl check model/",
-                    "weightctl check model/ --fix --dry-run",
-                    "weightctl check model.gguf --json",
-                    "weightctl check model/ --sarif findings.sarif",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def check(
     *,
-    path: Path,
-    fix: Annotated[
-        bool,
-        typer.Option(
-            "--fix",
-            help="Correct JSON files where that is safe, and print what was changed. Formatting "
-            "and order of the other entries are kept.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", "-n", help="With --fix, show what would be changed, and write nothing."
-        ),
-    ] = False,
-    sarif: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the findings to FILE as SARIF 2.1.0, for code scanners.",
-            callback=locate_local,
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
-    ] = False,
-    source: From = None,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print a line for each finding, and nothing else.")
-    ] = False,
+    path: options.Path,
+    fix: Annotated[bool, typer.Option("--fix")] = False,
+    dry_run: options.DryRun = False,
+    sarif: options.OutputFile = None,
+    force: options.Force = False,
+    source_format: options.From = None,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check the files of a model against rules, and correct what can be corrected safely.
 
@@ -108,8 +59,8 @@ def check(
     if sarif is not None:
         from weightctl.cli.sarif import check_sarif
 
-        check_sarif(sarif, list_inputs(path, source), {}, force=force)
-    checked = apply_rules(path, source_format=source, fix=fix, dry_run=dry_run)
+        check_sarif(sarif, list_inputs(path, source_format), {}, force=force)
+    checked = apply_rules(path, source_format=source_format, fix=fix, dry_run=dry_run)
     code = int(bool(checked.findings or (dry_run and checked.fixed)))
     if sarif is not None:
         from weightctl.cli.sarif import write_rule_sarif

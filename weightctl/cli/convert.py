@@ -1,254 +1,111 @@
-"""`weightctl convert`: convert a checkpoint to another format, dtype or encoding."""
+"""`weightctl convert`: convert a checkpoint to another format, dtype or encoding.
+
+`weightctl merge` plans and writes its output in the same way.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import os
+import sys
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.options import (
-    Anonymous,
-    Base,
-    DryRun,
-    Exclude,
-    Force,
-    From,
-    HeaderRoom,
-    Include,
-    Json,
-    Memory,
-    Mmproj,
-    On,
-    Partial,
-    Path,
-    Private,
-    PullRequest,
-    Quiet,
-    Report,
-    Search,
-    TaskSize,
-    Threads,
-    To,
-    Without,
-    examples,
-    exit_codes,
+from weightctl.cli import options
+from weightctl.cli.progress import progress_bar
+from weightctl.cli.render import Cell, is_terminal, note, show_lines, show_table, show_text
+from weightctl.cli.report import (
+    check_report,
+    document_outputs,
+    nonfinite_notes,
+    note_when_stopped,
+    overflow_notes,
+    plan_kind,
+    plan_row,
+    planned_resumption,
+    summary,
+    write_content,
+    write_report,
 )
-from weightctl.cli.planned import plan_conversion
-from weightctl.cli.type_options import (
-    Bpw,
-    CalibrationFile,
-    Context,
-    Dtype,
-    Fit,
-    Imatrix,
-    KvType,
-    MaxKld,
-    Quant,
-    RecipeOut,
-    SameType,
-    Size,
-    TensorTypes,
-    TextFile,
-    Types,
-    describe_types,
-)
-from weightctl.cli.writing import write_output
+from weightctl.errors import ConversionError, OutputError
+from weightctl.plan.metadata import Setting
+from weightctl.plan.type_rules import TypeRule
+from weightctl.translate.optional_parts import OptionalPart
 from weightctl.translate.plans import Names
+from weightctl.weights.nodes import build_tree
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.convert import NonFinite
+from weightctl.write.convert import convert as convert_checkpoint
 from weightctl.write.executors.worker import DEFAULT_TASK
+from weightctl.write.targets import STDOUT
 
-_TYPES = "Types"
-_CONTENT = "Content"
-_FILES = "Files"
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from weightctl.budget.found import FoundTypes
+    from weightctl.plan.plan import Plan
+    from weightctl.write.conversion import Conversion
+    from weightctl.write.targets import Target
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            *describe_types(),
-            exit_codes("success"),
-            examples(
-                [
-                    "weightctl convert model/ model.gguf",
-                    "weightctl convert model/ model-q4.gguf --quant Q4_K_M",
-                    "weightctl convert model-q4.gguf model-bf16/ --dtype bf16",
-                    "weightctl convert model/ model-mine.gguf --quant recipe.toml -n",
-                    (
-                        "weightctl convert model/ model-q4-v8.gguf --quant Q4_K \\\n"
-                        "    --tensor-type attn_v=Q8_0"
-                    ),
-                    "weightctl convert model/ model-4.5.gguf --bpw 4.5 --recipe-out found.toml",
-                    "weightctl convert model/ model-w4/ --quant W4A16:group=64",
-                    "weightctl convert model/ model-f16/ --dtype f16",
-                    "weightctl convert model/ model-split/ --max-shard-size 1MB",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def convert(
     *,
-    path: Path,
-    out: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="OUT",
-            help="The path to write. Its suffix selects the format; a path without a suffix is a "
-            "model directory. OUT can also be a URL, a pipe, or - for stdout.",
-        ),
-    ] = None,
-    dtype: Dtype = None,
-    quant: Quant = None,
-    tensor_types: TensorTypes = None,
-    imatrix: Imatrix = None,
-    bpw: Bpw = None,
-    size: Size = None,
-    max_kld: MaxKld = None,
-    fit: Fit = None,
-    context: Context = None,
-    kv_type: KvType = None,
-    types: Types = None,
-    same_type: SameType = None,
-    text_file: TextFile = None,
-    calibration_file: CalibrationFile = None,
-    recipe_out: RecipeOut = None,
-    search: Search = False,
-    nonfinite: Annotated[
-        NonFinite,
-        typer.Option(
-            "--nonfinite",
-            help="If a tensor to be quantized has NaN or infinity, stop with an error, or store 0.",
-            rich_help_panel=_TYPES,
-        ),
-    ] = NonFinite.ERROR,
-    allow_requantize: Annotated[
-        bool,
-        typer.Option(
-            "--allow-requantize",
-            help="Allow tensors that are already quantized to be quantized again, which loses "
-            "precision.",
-            rich_help_panel=_TYPES,
-        ),
-    ] = False,
-    exact: Annotated[
-        bool,
-        typer.Option(
-            "--exact",
-            help="Store every value exactly, or stop with an error. Tensors that stay unquantized "
-            "are written as F32 if a smaller type would round them.",
-            rich_help_panel=_TYPES,
-        ),
-    ] = False,
-    no_fallback: Annotated[
-        bool,
-        typer.Option(
-            "--no-fallback",
-            help="Stop with an error if a row length is not a multiple of the block size, instead "
-            "of using a fallback type.",
-            rich_help_panel=_TYPES,
-        ),
-    ] = False,
-    names: Annotated[
-        Names,
-        typer.Option(
-            "--names",
-            help="Naming convention of the output, for tensor names, config and tokenizer. gguf: "
-            "as in GGUF files; hf: as in Hugging Face models; openai: as in OpenAI's Whisper and "
-            "CLIP; keep: as in MODEL; auto: gguf if OUT is a GGUF file, openai if OUT is a file of "
-            "whisper.cpp, hf if OUT is a directory, keep otherwise.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = Names.AUTO,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Stop with an error if llama.cpp runs the output differently from transformers, "
-            "or not at all, instead of a note.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = False,
-    mmproj: Mmproj = None,
-    base: Base = None,
-    weights_only: Annotated[
-        bool,
-        typer.Option(
-            "--weights-only",
-            help="Leave out training state: optimizer state, step counts, random number generator "
-            "state and hyperparameters. If all weights are under one key (such as Lightning's "
-            "state_dict), remove that key from their names.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = False,
-    renamings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="REGEX=NEW|FILE",
-            help="Rename input tensors: replace each match of REGEX in a name with NEW, or apply "
-            "the rules in a TOML file. The first matching rule decides. Names are replaced before "
-            "--names translates them. Repeatable.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    without: Without = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a metadata key. KEY:u32=5 also sets the type of the value. KEY=@FILE "
-            "reads the value from a file. Repeatable.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
-    unset: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GLOB",
-            help="Remove metadata keys that match GLOB. Repeatable.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
-    max_shard_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Split the output into files of at most SIZE, such as 5GB.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None,
-    alignment: Annotated[
-        str | None,
-        typer.Option(
-            "--align",
-            metavar="BYTES",
-            help="Start each tensor at a multiple of BYTES, a power of two of at least 8. In "
-            "safetensors, only the data section as a whole is aligned.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None,
-    header_room: HeaderRoom = None,
-    to: To = None,
-    source: From = None,
-    partial: Partial = False,
-    private: Private = False,
-    pull_request: PullRequest = False,
-    force: Force = False,
-    dry_run: DryRun = False,
-    threads: Threads = None,
-    memory: Memory = f"{DEFAULT_MEMORY >> 20}MiB",
-    on: On = None,
-    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
-    report: Report = None,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    path: options.Path,
+    out: Annotated[str | None, typer.Argument()] = None,
+    dtype: options.Dtype = None,
+    quant: options.Quant = None,
+    tensor_types: options.TensorTypes = None,
+    imatrix: options.InputFile = None,
+    bpw: float | None = None,
+    size: str | None = None,
+    max_kld: float | None = None,
+    fit: str | None = None,
+    context: options.AtLeastOne = None,
+    kv_type: str | None = None,
+    types: str | None = None,
+    same_type: str | None = None,
+    text_file: options.InputFile = None,
+    calibration_file: options.InputFile = None,
+    recipe_out: options.OutputFile = None,
+    search: Annotated[bool, typer.Option("--search")] = False,
+    nonfinite: NonFinite = NonFinite.ERROR,
+    allow_requantize: options.AllowRequantize = False,
+    exact: Annotated[bool, typer.Option("--exact")] = False,
+    no_fallback: Annotated[bool, typer.Option("--no-fallback")] = False,
+    names: Names = Names.AUTO,
+    strict: Annotated[bool, typer.Option("--strict")] = False,
+    mmproj: options.InputFile = None,
+    base: options.InputFile = None,
+    weights_only: Annotated[bool, typer.Option("--weights-only")] = False,
+    rename: list[str] | None = None,
+    include: options.TensorNames = None,
+    exclude: options.TensorNames = None,
+    without: list[OptionalPart] | None = None,
+    metadata: options.Settings = None,
+    unset: list[str] | None = None,
+    max_shard_size: str | None = None,
+    align: str | None = None,
+    header_room: str | None = None,
+    to: options.To = None,
+    source_format: options.From = None,
+    partial: Annotated[bool, typer.Option("--partial")] = False,
+    private: Annotated[bool, typer.Option("--private")] = False,
+    pr: Annotated[bool, typer.Option("--pr")] = False,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    threads: options.Threads = None,
+    memory: options.Memory = f"{DEFAULT_MEMORY >> 20}MiB",
+    on: str | None = None,
+    task_size: str = f"{DEFAULT_TASK >> 30}GiB",
+    report: options.OutputFile = None,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Convert a checkpoint to another format or type, or quantize it.
 
@@ -263,3 +120,203 @@ def convert(
     del anonymous  # its callback has taken effect
     given = dict(locals())
     write_output(path, *plan_conversion(given), given)
+
+
+# The arguments of `weightctl.convert` that a plan does not need, and those that a search replaces.
+_OF_WRITING = {"source", "out", "force", "threads", "progress", "on", "task_size"}
+_OF_TYPES = {"dtype", "quant"}
+
+
+def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | None]:
+    """Plan a conversion; `given` maps names of parameters of the command `convert` to values.
+
+    Options with the name of an argument of `weightctl.convert` are passed on if they are given. The
+    result includes what a search for a budget has found; None if there is no budget.
+    """
+    wanted = signature(convert_checkpoint).parameters.keys() - _OF_WRITING - _OF_TYPES
+    is_given = (name for name in wanted & given.keys() if given[name] not in (None, []))
+    options = {name: given[name] for name in is_given} | {
+        "tensor_types": [TypeRule.parse(each) for each in given["tensor_types"] or ()],
+        "metadata": [Setting.parse(each) for each in given["metadata"] or ()],
+        "fallback": not given.get("no_fallback"),
+        "dry_run": True,
+    }
+    if not _has_budget(given):
+        return convert_checkpoint(
+            given["path"], given["out"], dtype=given["dtype"], quant=given["quant"], **options
+        ), None
+    return _plan_to_budget(given, options)
+
+
+# The options that set a budget, those that apply only to budgets, and those that exclude them.
+_LIMITS = ("bpw", "size", "max_kld", "fit")
+_FURTHER = ("context", "kv_type", "types", "same_type", "text_file", "calibration_file",
+            "recipe_out")  # fmt: skip
+_OTHER_TYPES = ("quant", "dtype", "exact", "search")
+BUDGET_OPTIONS = (*_LIMITS, *_FURTHER)
+
+
+def _has_budget(given: Mapping[str, Any]) -> bool:
+    """Whether an option sets a budget.
+
+    Raises `ConversionError` for options that do not go together.
+    """
+    limits = [name for name in _LIMITS if given.get(name) is not None]
+    if not limits:
+        for name in _FURTHER:
+            if given.get(name) is not None:
+                raise ConversionError(
+                    f"{_option(name)} applies only to a budget",
+                    hint=f"add one of {', '.join(map(_option, _LIMITS))}, or leave it out",
+                )
+        return False
+    if len(limits) > 1:
+        raise ConversionError(
+            f"{' and '.join(map(_option, limits))} are both given", hint="choose one"
+        )
+    for name in _OTHER_TYPES:
+        if given[name]:
+            raise ConversionError(
+                f"{_option(limits[0])} and {_option(name)} are both given",
+                hint="leave one out; to give some tensors a certain type, use --tensor-type",
+            )
+    return True
+
+
+def _option(parameter: str) -> str:
+    return f"--{parameter.replace('_', '-')}"
+
+
+def _plan_to_budget(
+    given: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Conversion, FoundTypes]:
+    """Find the types for a budget, and plan the conversion with them."""
+    recipe, types = given["recipe_out"], given["types"]
+    if recipe is not None and os.path.lexists(recipe) and not given["force"]:
+        raise OutputError(f"{recipe} exists", hint="use --force to replace it")
+    from weightctl.budget.search import QuantizationBudget, quantize
+    from weightctl.cli.run_on import text_of
+
+    text, calibration = (
+        None if given[name] is None else text_of(given[name])
+        for name in ("text_file", "calibration_file")
+    )
+    budget = QuantizationBudget(
+        bits=given["bpw"],
+        size=given["size"],
+        divergence=given["max_kld"],
+        memory=given["fit"],
+        context=given["context"],
+        kv_type=given["kv_type"],
+        types=None if types is None else list(filter(None, map(str.strip, types.split(",")))),
+        same_type=given["same_type"],
+        text=text,
+        calibration=calibration,
+    )
+    return quantize(given["path"], given["out"], budget, **options)
+
+
+def write_output(
+    path: str, conversion: Conversion, found: FoundTypes | None, given: Mapping[str, Any]
+) -> None:
+    """Write a conversion of the checkpoint at `path`, or show its plan, and what was done.
+
+    `found` is the result of a search for a budget. `given` maps names of parameters of the command
+    `convert` to values.
+    """
+    force, dry_run, quiet, on = (given[name] for name in ("force", "dry_run", "quiet", "on"))
+    report, as_json = given["report"], given["as_json"]
+    plan, where = conversion.plan, conversion.target
+    if report is not None:
+        check_report(report, plan, where, force=force, on=on)
+    texts = [text for each in conversion.outputs for text in each.notes]
+    for text in () if quiet else [*texts, *(found.notes if found else ())]:
+        note(text)
+    if not dry_run:
+        _require_stdout(where, as_json=as_json)
+        total = sum(item.info.nbytes for each in conversion.outputs for item in each.plan.items)
+        with (
+            note_when_stopped(where),
+            progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
+        ):
+            conversion = conversion.save(
+                force=force,
+                threads=given["threads"],
+                memory=given["memory"],
+                progress=advance,
+                on=on,
+                task_size=given["task_size"],
+            )
+    if found is not None and given["recipe_out"] is not None:
+        write_content(given["recipe_out"], found.toml.encode(), force=force)
+    made = document_outputs(path, conversion) | ({"budget": found.document} if found else {})
+    saved = conversion.saved
+    if report is not None and (saved is None or saved.is_last):
+        write_report(report, made, force=force)
+    if as_json:
+        show_text(json.dumps(made) + "\n")
+    elif not quiet:
+        _show_summaries(path, conversion, found, is_plan=dry_run)
+    for each in conversion.outputs if dry_run else ():
+        # If the plan cannot be carried out, it is shown before the error.
+        each.outcome.refuse(force=force)
+    # Lost values are reported even with -q.
+    losses = [each.saved for each in conversion.outputs]
+    for text in (
+        text for each in losses for text in (*overflow_notes(each), *nonfinite_notes(each))
+    ):
+        note(text)
+
+
+def _show_summaries(
+    path: str, conversion: Conversion, found: FoundTypes | None, *, is_plan: bool
+) -> None:
+    """Show a summary of each output; stderr is used if the first one is written to stdout."""
+    for each in conversion.outputs:
+        lines = summary(path, each.plan, each.target, each.outcome, saved=each.saved)
+        if is_plan:
+            lines += planned_resumption(each.kept_bytes)
+        if found is not None and each is conversion:
+            lines += _list_found(found)
+        _show_summary(lines, each.plan, conversion.target, is_plan=is_plan)
+
+
+def _list_found(found: FoundTypes) -> Iterator[list[Cell]]:
+    """Yield the lines for the result of a search: the bits per weight and the certificate."""
+    from weightctl.budget.found import describe_certificate
+
+    yield [Cell(f"{found.budget}: {found.bits:.3f} bits per weight")]
+    yield from ([Cell(line)] for line in describe_certificate(found.certificate))
+
+
+def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan: bool) -> None:
+    """Show a summary; for a dry run, below the plan.
+
+    If the output is written to stdout, the summary goes to stderr.
+    """
+    if is_plan:
+        entries = {item.info.name: item for item in plan.items}
+        tree = build_tree([*entries, *plan.tied])
+        from weightctl.cli.outline import outline
+
+        show_table(plan_row(line) for line in outline(tree, entries, plan_kind))
+        show_lines([[], *lines])
+    elif where.path != STDOUT:
+        show_lines(lines)
+    elif sys.stderr:
+        sys.stderr.write("".join("".join(cell.text for cell in line) + "\n" for line in lines))
+
+
+def _require_stdout(where: Target, *, as_json: bool) -> None:
+    if where.path != STDOUT:
+        return
+    if is_terminal():
+        raise OutputError(
+            "a checkpoint cannot be written to a terminal",
+            hint="redirect stdout, or use the path of a file",
+        )
+    if as_json:
+        raise ConversionError(
+            "--json and the checkpoint cannot both be written to stdout",
+            hint="use --report FILE instead of --json",
+        )

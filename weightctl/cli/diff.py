@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, label
 from weightctl.cli.costs import document_network
 from weightctl.cli.listing import LONG, hash_tensors
-from weightctl.cli.options import (
-    Anonymous,
-    Exclude,
-    Force,
-    Include,
-    Json,
-    Quiet,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-)
 from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.progress import progress_bar, stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
@@ -55,69 +44,20 @@ _CONTENT = {"bytes", "values"}
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes(
-                "no differences were found, or --patch wrote a patch", "differences were found"
-            ),
-            examples(
-                [
-                    "weightctl diff model/ model/model.safetensors",
-                    "weightctl diff model/ copy/ --hash",
-                    "weightctl diff model/ model.gguf --values",
-                    "weightctl diff -q --hash model/ copy/ && echo same",
-                    "weightctl diff model/ copy/ --patch copy.patch",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def diff(
     *,
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="The first checkpoint, in any format. It is called A in the output.",
-            callback=locate,
-        ),
-    ],
-    second: Annotated[
-        str,
-        typer.Argument(
-            metavar="OTHER",
-            help="The second checkpoint, in any format. It is called B in the output.",
-            callback=locate,
-        ),
-    ],
-    include: Include = None,
-    exclude: Exclude = None,
-    hashes: Annotated[
-        bool, typer.Option("--hash", help="Also compare the stored bytes of each tensor.")
-    ] = False,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values",
-            help="Compare values, and ignore differences in type. The largest differences are "
-            "listed first.",
-        ),
-    ] = False,
-    patch: Annotated[
-        str | None,
-        typer.Option(
-            "--patch",
-            metavar="FILE",
-            help="Write everything that changed to FILE, from which `weightctl apply A FILE OUT` "
-            "restores the files of B byte for byte.",
-            callback=locate_local,
-        ),
-    ] = None,
-    force: Force = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    first: options.Path,
+    second: options.Path,
+    include: options.TensorNames = None,
+    exclude: options.TensorNames = None,
+    hashes: Annotated[bool, typer.Option("--hash")] = False,
+    values: Annotated[bool, typer.Option("--values")] = False,
+    patch: options.OutputFile = None,
+    force: options.Force = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compare the tensors of two checkpoints: names, shapes and types.
 

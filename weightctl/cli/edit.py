@@ -7,21 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.completion import complete_tensor_names
 from weightctl.cli.costs import document_network
 from weightctl.cli.document import value_document
 from weightctl.cli.listing import LONG
-from weightctl.cli.options import (
-    Anonymous,
-    DryRun,
-    From,
-    HeaderRoom,
-    Json,
-    Path,
-    Quiet,
-    examples,
-    exit_codes,
-)
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.text.sizes import format_size
@@ -38,63 +28,22 @@ _MOST_NAMED = 2
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("the files were edited, or nothing had to change"),
-            examples(
-                [
-                    "weightctl edit model.gguf --set general.name='My model'",
-                    "weightctl edit model.gguf --set tokenizer.chat_template=@template.jinja -n",
-                    "weightctl edit model.gguf --set my.sizes='[1, 2]' --unset general.name",
-                    "weightctl edit model/ --rename model.norm.weight=model.final_norm.weight",
-                    "weightctl edit model/ --drop '*.layers.1.*' --json",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def edit(
     *,
-    path: Path,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set a metadata key. An existing key keeps its type. In GGUF, a new value is read "
-            "as JSON, and is a string if it is not JSON; new keys of general.* are strings or "
-            "lists. KEY:u32=5 states the type. KEY=@FILE reads the value from a file. Repeatable.",
-        ),
+    path: options.Path,
+    metadata: options.Settings = None,
+    unset: list[str] | None = None,
+    rename: Annotated[
+        list[str] | None, typer.Option("--rename", autocompletion=complete_tensor_names)
     ] = None,
-    unset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Remove metadata keys that match GLOB. Repeatable."),
-    ] = None,
-    renamings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rename",
-            metavar="OLD=NEW|FILE",
-            help="Rename the tensor OLD. If no tensor has this name, OLD is a regular expression, "
-            "and NEW replaces each match. FILE is a TOML file of such rules. Repeatable.",
-            autocompletion=complete_tensor_names,
-        ),
-    ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GLOB",
-            help="Remove tensors whose name matches GLOB. Repeatable.",
-            autocompletion=complete_tensor_names,
-        ),
-    ] = None,
-    header_room: HeaderRoom = None,
-    source: From = None,
-    dry_run: DryRun = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    drop: options.TensorNames = None,
+    header_room: str | None = None,
+    source_format: options.From = None,
+    dry_run: options.DryRun = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Change metadata, rename or remove tensors, without moving the data if possible.
 
@@ -115,12 +64,12 @@ def edit(
         note("an edit that was stopped has been completed")
     edited = plan_edit(
         path,
-        metadata=[Setting.parse(each) for each in settings or ()],
+        metadata=[Setting.parse(each) for each in metadata or ()],
         unset=unset or (),
-        rename=renamings or (),
+        rename=rename or (),
         drop=drop or (),
         header_room=header_room or 0,
-        source_format=source,
+        source_format=source_format,
         dry_run=True,
     )
     if not quiet:

@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.completion import complete_types
+from weightctl.cli import options
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import (
-    Anonymous,
-    Exclude,
-    Force,
-    Include,
-    Json,
-    Quiet,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-)
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.formats.open.opening import open_weights
@@ -34,56 +22,20 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("success"),
-            examples(
-                [
-                    "weightctl extract model/ tuned/ adapter-r8/ --rank 8",
-                    "weightctl extract model/ tuned/ attention/ --include '*self_attn*'",
-                    "weightctl extract model/ tuned/ adapter-bf16/ --rank 4 --dtype bf16",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def extract(
     *,
-    base: Annotated[
-        str,
-        typer.Argument(metavar="BASE", help="The original model.", callback=locate),
-    ],
-    tuned: Annotated[
-        str,
-        typer.Argument(metavar="TUNED", help="The model after training.", callback=locate),
-    ],
-    out: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUT",
-            help="The directory of the adapter, which PEFT loads.",
-            callback=locate_local,
-        ),
-    ],
-    rank: Annotated[
-        int,
-        typer.Option("--rank", metavar="N", min=1, help="The rank of the adapter."),
-    ] = 32,
-    include: Include = None,
-    exclude: Exclude = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Store the matrices as TYPE, such as bf16. By default, they are F32.",
-            autocompletion=complete_types,
-        ),
-    ] = None,
-    force: Force = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    base: options.Path,
+    tuned: options.Path,
+    out: options.LocalPath,
+    rank: Annotated[int, typer.Option("--rank", min=1)] = 32,
+    include: options.TensorNames = None,
+    exclude: options.TensorNames = None,
+    dtype: options.Dtype = None,
+    force: options.Force = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Compute the LoRA adapter that turns a model into a tuned one, as well as its rank allows.
 

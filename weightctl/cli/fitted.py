@@ -18,35 +18,9 @@ if TYPE_CHECKING:
 
 _PANEL = "Memory"
 
-ListFit = Annotated[
-    str | None,
-    typer.Option(
-        "--fit",
-        metavar="SIZE",
-        help="Show whether the model fits into a memory of SIZE, such as 24GiB, when llama.cpp "
-        "runs it, and how many layers fit. Exit with 1 if it does not fit.",
-        rich_help_panel=_PANEL,
-    ),
-]
-ListContext = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        metavar="N",
-        min=1,
-        help="With --fit, for a context of N tokens. [default: the context length of the model]",
-        rich_help_panel=_PANEL,
-    ),
-]
-ListKvType = Annotated[
-    str | None,
-    typer.Option(
-        "--kv-type",
-        metavar="TYPE",
-        help="With --fit, for a KV cache of TYPE, such as q8_0. [default: f16]",
-        rich_help_panel=_PANEL,
-    ),
-]
+ListFit = Annotated[str | None, typer.Option("--fit")]
+ListContext = Annotated[int | None, typer.Option("--context", min=1)]
+ListKvType = Annotated[str | None, typer.Option("--kv-type")]
 
 
 class FitResult(NamedTuple):

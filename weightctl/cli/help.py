@@ -1,4 +1,8 @@
-"""Formats help pages: usage, description, arguments, options by section, and the epilog."""
+"""Help pages: usage, description, arguments, options by section, notes, exit codes and examples.
+
+`pages/NAME.toml` has the texts of a command, and `pages/common.toml` those of parameters that are
+the same in several commands. They are read if a page is shown, and not when a command runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from weightctl.cli.render import Cell, columns, format_lines
 from weightctl.text.columns import width, wrap_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 # The help of an option with a longer name begins on the next line.
 _NAME_COLUMNS = 26
@@ -43,7 +47,106 @@ class HelpCommand(typer.core.TyperCommand):
 
     def get_help(self, ctx: Any) -> str:
         """Return the help page as text."""
+        describe(self)
         return format_help(self, ctx)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return completions; some shells show the help texts of options beside their names."""
+        describe(self)
+        return super().shell_complete(ctx, incomplete)
+
+
+def describe(command: Any, name: str | None = None) -> None:
+    """Give a command and its parameters the texts of its page, where they have none of their own.
+
+    `name` is the name of the page, by default that of the command.
+    """
+    page = _read_page(name or command.name)
+    command.epilog = command.epilog or _fill(_make_epilog(page))
+    texts = _read_parameters(page)
+    for param in command.params:
+        found = texts.get(param.name, {})
+        param.help = param.help or _fill(" ".join(found.get("help", "").split()))
+        param.metavar = param.metavar or found.get("metavar")
+        panel = getattr(param, "rich_help_panel", None)
+        param.rich_help_panel = panel or found.get("panel") or None
+
+
+def _read_page(name: str) -> dict[str, Any]:
+    """Return the content of a page; empty if a command has none."""
+    import tomllib
+    from importlib.resources import files
+
+    path = files("weightctl.cli").joinpath("pages", f"{name}.toml")
+    return tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def _read_parameters(page: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Map the names of parameters to their texts: `help`, `metavar` and `panel`.
+
+    Those of a page replace those of the pages that it is `like`, and these the common ones.
+    """
+    pages = [_read_page("common"), *map(_read_page, page.get("like", ())), page]
+    found: dict[str, dict[str, str]] = {}
+    for each in pages:
+        for name, texts in each.get("parameters", {}).items():
+            found[name] = found.get(name, {}) | texts
+    return found
+
+
+def _make_epilog(page: dict[str, Any]) -> str:
+    """Return what follows the options: notes, exit codes, and examples that work in this order."""
+    if not page:
+        return ""
+    codes = [("0", page.get("success", "success"))]
+    codes += [("1", page["findings"])] if "findings" in page else []
+    codes += [("2", "an error: see stderr for the cause"), ("130", "interrupted by Ctrl-C")]
+    rows = [f"  {code}  {' '.join(text.split())}" for code, text in codes]
+    # The lines of an example that continue it are indented.
+    examples = [
+        ("  " if line[0] == " " else "  $ ") + line for line in page["examples"].split("\n")
+    ]
+    blocks = [
+        page.get("notes", ""),
+        "\n".join(["Exit codes:", *rows]),
+        page.get("documents", ""),
+        "\n".join(["Examples:", *examples]),
+    ]
+    return "\n\n".join(filter(None, blocks))
+
+
+def _fill(text: str) -> str:
+    """Replace names in braces, such as `{formats}`, by the lists of what weightctl supports."""
+    return re.sub(r"\{(\w+)\}", lambda match: _list_supported(match[1]), text)
+
+
+def _list_supported(kind: str) -> str:
+    from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+    from weightctl.plan.type_names import list_recipes, plain_types, single_types
+    from weightctl.schemes import WRITTEN
+    from weightctl.verify import CHECKS
+
+    lists: dict[str, Iterable[str]] = {
+        "recipes": list_recipes(),
+        "single_types": single_types(),
+        "plain_types": plain_types(),
+        "schemes": WRITTEN,
+        "checks": CHECKS,
+    }
+    match kind:
+        case "formats":
+            return _join_choices(ALL_FORMATS)
+        case "written_formats":
+            return _join_choices(WRITTEN_FORMATS)
+        case "descriptions_of_checks":
+            return "\n".join(f"  {name}  {check.about}" for name, check in CHECKS.items())
+        case _:
+            return ", ".join(lists[kind])
+
+
+def _join_choices(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
 
 
 def format_help(

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weightctl.cli.completion import complete_devices
+from weightctl.cli import options
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import (
-    Anonymous,
-    Force,
-    From,
-    Json,
-    Quiet,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-)
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.cli.run_on import device_named
@@ -32,87 +21,22 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("the importance matrix was written"),
-            examples(
-                [
-                    "weightctl imatrix model/ -o imatrix.gguf --chunks 8",
-                    "weightctl imatrix model/ -o notes.gguf --text-file notes.txt --chunks 4",
-                    "weightctl imatrix -o both.gguf --merge imatrix.gguf --merge notes.gguf",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def imatrix(
     *,
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="The model to run: a GGUF file with a tokenizer, or a directory with "
-            "tokenizer.json. It can be left out with --merge.",
-            show_default=False,
-            callback=locate,
-        ),
-    ] = None,
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Write the importance matrix to FILE: in GGUF, or with the suffix .dat in "
-            "llama.cpp's older format.",
-            callback=locate_local,
-        ),
-    ],
-    text_file: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Run the model on the text in FILE instead of the built-in text. Repeatable.",
-            callback=locate,
-        ),
-    ] = None,
-    chunks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Use at most N chunks. [default: the whole text]"),
-    ] = None,
-    context: Annotated[
-        int,
-        typer.Option(metavar="N", min=16, help="Cut the text into chunks of N tokens."),
-    ] = 512,
-    merge: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Add the sums of the importance matrix in FILE. Repeatable.",
-            callback=locate,
-        ),
-    ] = None,
-    process_output: Annotated[
-        bool,
-        typer.Option(
-            "--process-output",
-            help="Measure output.weight too. llama.cpp's recipes do not need it.",
-        ),
-    ] = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE",
-            help="Run on cpu, cuda, or another GPU such as cuda:1.",
-            autocompletion=complete_devices,
-        ),
-    ] = "cpu",
-    force: Force = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    source: From = None,
-    quiet: Quiet = False,
+    path: Annotated[str | None, typer.Argument(show_default=False, callback=options.locate)] = None,
+    out: Annotated[str, typer.Option("--out", "-o", callback=options.locate_local)],
+    text_file: options.InputFiles = None,
+    chunks: options.AtLeastOne = None,
+    context: Annotated[int, typer.Option(min=16)] = 512,
+    merge: options.InputFiles = None,
+    process_output: Annotated[bool, typer.Option("--process-output")] = False,
+    device: options.Device = "cpu",
+    force: options.Force = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    source_format: options.From = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Measure an importance matrix for `convert --imatrix`, as llama-imatrix does.
 
@@ -136,7 +60,7 @@ def imatrix(
             process_output=process_output,
             device=device_named(device),
             force=force,
-            format_name=source,
+            format_name=source_format,
             advance=advance,
         )
     notes = [*made.notes, *_describe_seldom(made)]

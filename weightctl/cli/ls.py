@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.fitted import ListContext, ListFit, ListKvType, find_fit
-from weightctl.cli.options import (
-    Anonymous,
-    Exclude,
-    From,
-    Include,
-    Json,
-    MetaCommand,
-    Paths,
-    Quiet,
-    Sort,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-)
 from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.open.opening import open_weights
@@ -44,7 +30,7 @@ app = typer.Typer(add_completion=False)
 _JSON = "--json"
 
 
-class ListCommand(MetaCommand):
+class ListCommand(options.MetaCommand):
     """A command that passes on whether `--json` is given to options that do not need a MODEL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -69,141 +55,36 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.command(
-    cls=ListCommand,
-    epilog="\n\n".join(
-        [
-            exit_codes(
-                "every checkpoint was listed; with --scan, there were no findings",
-                "--scan found dangerous or unknown globals, other code, or data that it cannot "
-                "scan; with --fit, a model does not fit",
-            ),
-            examples(
-                [
-                    "weightctl ls model/",
-                    "weightctl ls model.gguf --depth 2",
-                    "weightctl ls model/ --flat | grep norm",
-                    "weightctl ls model/ -l --sort size --include '*proj*'",
-                    "weightctl ls model/ --hash",
-                    "weightctl ls model.gguf --meta",
-                    "weightctl ls model.gguf --meta general.architecture",
-                    "weightctl ls checkpoint.pt --values",
-                    "weightctl ls checkpoint.pt --scan",
-                    "weightctl ls checkpoint.pt --scan -v --allow 'mylib.*'",
-                    "weightctl ls model.gguf --fit 24GiB --context 8192",
-                    "weightctl ls model/ --fit 24GiB --kv-type q8_0",
-                    "weightctl ls model/ --json",
-                    "weightctl ls --families",
-                ]
-            ),
-        ]
-    ),
-)
+@app.command(cls=ListCommand)
 def ls(
     *,
-    paths: Paths,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            "--depth", metavar="N", min=1, help="Show only the first N levels of the tree."
-        ),
-    ] = None,
-    flat: Annotated[
-        bool,
-        typer.Option("--flat", help="List each tensor on its own line, without grouping layers."),
-    ] = False,
-    details: Annotated[
-        bool, typer.Option("--long", "-l", help="Like --flat, with offset, alignment and file.")
-    ] = False,
-    include: Include = None,
-    exclude: Exclude = None,
-    sort: Annotated[
-        Sort | None,
-        typer.Option(help="Like --flat, sorted by name, size (largest first) or offset."),
-    ] = None,
-    hashes: Annotated[
-        bool, typer.Option("--hash", help="Like --flat, with the SHA-256 of each tensor.")
-    ] = False,
-    meta: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[KEY]", help="Show the metadata; with KEY, the full value of that key."
-        ),
-    ] = None,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values",
-            help="Show all values in the checkpoint that are not tensors. Without this option, "
-            "long groups of them are shown as one line.",
-        ),
-    ] = False,
-    scan: Annotated[
-        bool,
-        typer.Option(
-            "--scan",
-            help="List what programs run when they load the files: dangerous and unknown globals "
-            "(functions and classes) of pickles, other code, such as Lambda layers and chat "
-            "templates, and data that cannot be scanned. No code is run. Exit with 1 if there are "
-            "findings.",
-        ),
-    ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", help="With --scan, also list known globals, which are harmless."
-        ),
-    ] = False,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GLOB",
-            help="With --scan, treat globals that match GLOB as known. To allow a dangerous "
-            "global, give its full name without wildcards. Repeatable.",
-        ),
-    ] = None,
-    allow_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --scan, read --allow patterns from FILE, one per line; # begins a comment.",
-            callback=locate,
-        ),
-    ] = None,
-    sarif: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --scan, write the findings to FILE as SARIF 2.1.0.",
-            callback=locate_local,
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace an existing --sarif file.")
-    ] = False,
+    paths: options.Paths,
+    depth: options.AtLeastOne = None,
+    flat: Annotated[bool, typer.Option("--flat")] = False,
+    details: Annotated[bool, typer.Option("--long", "-l")] = False,
+    include: options.TensorNames = None,
+    exclude: options.TensorNames = None,
+    sort: options.Sort | None = None,
+    hashes: Annotated[bool, typer.Option("--hash")] = False,
+    meta: str | None = None,
+    values: Annotated[bool, typer.Option("--values")] = False,
+    scan: Annotated[bool, typer.Option("--scan")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+    allow: list[str] | None = None,
+    allow_file: options.InputFile = None,
+    sarif: options.OutputFile = None,
+    force: options.Force = False,
     fit: ListFit = None,
     context: ListContext = None,
     kv_type: ListKvType = None,
-    anonymous: Anonymous = False,
+    anonymous: options.Anonymous = False,
     families: Annotated[
-        bool,
-        typer.Option(
-            "--families",
-            callback=_print_families,
-            is_eager=True,
-            help="List the supported model families, and exit. No MODEL is needed.",
-        ),
+        bool, typer.Option("--families", callback=_print_families, is_eager=True)
     ] = False,
-    draft: Annotated[
-        bool,
-        typer.Option(
-            "--draft-family",
-            help="Print a draft of a file for --family, for a model whose family is not supported.",
-        ),
-    ] = False,
-    as_json: Json = False,
-    source: From = None,
-    quiet: Quiet = False,
+    draft: Annotated[bool, typer.Option("--draft-family")] = False,
+    as_json: options.Json = False,
+    source_format: options.From = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """List the contents of checkpoints: tensors, shapes, types and sizes.
 
@@ -230,7 +111,7 @@ def ls(
     for path in paths:
         try:
             before = TRAFFIC.counts
-            weights = open_weights(path, source, partial=True)
+            weights = open_weights(path, source_format, partial=True)
             if shown and not as_json and not meta:
                 show_lines([[]])
             fits &= _show(path, weights, asked, before)
@@ -370,7 +251,7 @@ class ListChoices(NamedTuple):
     flat: bool
     details: bool
     hashes: bool
-    sort: Sort | None
+    sort: options.Sort | None
     include: Sequence[str]
     exclude: Sequence[str]
     meta: str | None

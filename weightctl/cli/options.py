@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli.completion import (
+    complete_devices,
     complete_formats,
+    complete_quant_types,
     complete_tensor_names,
+    complete_type_rules,
+    complete_types,
     complete_written_formats,
 )
 from weightctl.cli.help import HelpCommand
 from weightctl.errors import OutputError
-from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+from weightctl.formats import ALL_FORMATS
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
-from weightctl.translate.optional_parts import OptionalPart
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-_FORMATS = f"{', '.join([*ALL_FORMATS][:-1])} or {[*ALL_FORMATS][-1]}"
-_WRITTEN = f"{', '.join([*WRITTEN_FORMATS][:-1])} or {[*WRITTEN_FORMATS][-1]}"
+    from collections.abc import Sequence
 
 
 def locate(given: str | list[str] | None) -> str | list[str] | None:
@@ -54,208 +54,34 @@ def _forget_credentials(wanted: bool) -> bool:
     return wanted
 
 
-Path = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="The checkpoint to read: a single file, any part of a split checkpoint, an index "
-        "file, a directory, or the URL of one of these.",
-        callback=locate,
-    ),
-]
-Paths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL...",
-        help="The checkpoints to read. Each is a single file, any part of a split checkpoint, an "
-        "index file, a directory, or the URL of one of these.",
-        callback=locate,
-    ),
-]
+# What a parameter is for is in the pages of help (`weightctl.cli.help`).
+Path = Annotated[str, typer.Argument(callback=locate)]
+Paths = Annotated[list[str], typer.Argument(callback=locate)]
+LocalPath = Annotated[str, typer.Argument(callback=locate_local)]
+InputFile = Annotated[str | None, typer.Option(callback=locate)]
+InputFiles = Annotated[list[str] | None, typer.Option(callback=locate)]
+OutputFile = Annotated[str | None, typer.Option(callback=locate_local)]
 Anonymous = Annotated[
-    bool,
-    typer.Option(
-        "--anonymous",
-        help="Read URLs without credentials, even if you are logged in.",
-        callback=_forget_credentials,
-        is_eager=True,
-    ),
+    bool, typer.Option("--anonymous", callback=_forget_credentials, is_eager=True)
 ]
-From = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="FORMAT",
-        help=f"Read FORMAT ({_FORMATS}) if a directory contains checkpoints in several formats.",
-        autocompletion=complete_formats,
-    ),
+From = Annotated[str | None, typer.Option("--from", autocompletion=complete_formats)]
+To = Annotated[str | None, typer.Option("--to", autocompletion=complete_written_formats)]
+TensorNames = Annotated[list[str] | None, typer.Option(autocompletion=complete_tensor_names)]
+Dtype = Annotated[str | None, typer.Option(autocompletion=complete_types)]
+Quant = Annotated[str | None, typer.Option(autocompletion=complete_quant_types)]
+TensorTypes = Annotated[
+    list[str] | None, typer.Option("--tensor-type", autocompletion=complete_type_rules)
 ]
-To = Annotated[
-    str | None,
-    typer.Option(
-        "--to",
-        metavar="FORMAT",
-        help=f"Write FORMAT ({_WRITTEN}). Needed only if the suffix of OUT does not select a "
-        "format.",
-        autocompletion=complete_written_formats,
-    ),
-]
-Include = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help="Include only tensors whose name matches GLOB, such as '*.layers.[0-27].*' "
-        "('blk.[0-27].*' for GGUF). The wildcard * matches any characters, including dots. [0-27] "
-        "matches any number from 0 to 27. Repeatable.",
-        autocompletion=complete_tensor_names,
-    ),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="GLOB",
-        help="Exclude tensors whose name matches GLOB. Repeatable.",
-        autocompletion=complete_tensor_names,
-    ),
-]
-Without = Annotated[
-    list[OptionalPart] | None,
-    typer.Option(
-        "--without",
-        help="Leave out a part of the model. mtp: the layers for multi-token prediction, which "
-        "only speculative decoding uses. Repeatable.",
-        rich_help_panel="Content",
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Show what would be written, and write nothing.")
-]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the output if it exists.")]
-Private = Annotated[
-    bool,
-    typer.Option(
-        "--private", help="If OUT is a new repository on the Hugging Face Hub, make it private."
-    ),
-]
-PullRequest = Annotated[
-    bool,
-    typer.Option(
-        "--pr",
-        help="If OUT is on the Hugging Face Hub, open a pull request instead of changing the main "
-        "branch.",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", "-j", metavar="N", min=1, help="Use N threads. [default: all cores]"),
-]
-Memory = Annotated[
-    str,
-    typer.Option(
-        "--mem",
-        metavar="SIZE",
-        help="Use at most SIZE of memory for the buffers of all threads. Most conversions need "
-        "less.",
-    ),
-]
-Mmproj = Annotated[
-    str | None,
-    typer.Option(
-        "--mmproj",
-        metavar="FILE",
-        help="The GGUF file with the tower of a multimodal model: its image or audio encoder, "
-        "and the projection to the vectors of tokens. It is written in addition to OUT, with "
-        "types by --dtype; without OUT, only FILE is written. If MODEL is a GGUF file and OUT a "
-        "directory, FILE is read, and OUT contains both.",
-        callback=locate,
-        rich_help_panel="Content",
-    ),
-]
-Base = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="To convert a LoRA adapter to GGUF: the model that it is for, whose config is read. "
-        "Needed only if the adapter does not name a local directory.",
-        callback=locate,
-        rich_help_panel="Content",
-    ),
-]
-Partial = Annotated[
-    bool,
-    typer.Option(
-        "--partial",
-        help="If files of a split checkpoint are missing, convert the tensors in the files "
-        "that are present.",
-        rich_help_panel="Content",
-    ),
-]
-Report = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write a JSON report to FILE: the tensors that were converted, and the numerical "
-        "error of each.",
-        callback=locate_local,
-    ),
-]
-Search = Annotated[
-    bool,
-    typer.Option(
-        "--search",
-        help="For a model directory, choose the scales (and zero points) with the smallest squared "
-        "error, which takes longer. --imatrix implies it.",
-        rich_help_panel="Types",
-    ),
-]
-On = Annotated[
-    str | None,
-    typer.Option(
-        metavar="EXECUTOR",
-        help="Divide the work among workers. EXECUTOR is processes:N (N processes on this "
-        "machine), dask://HOST:PORT or ray://HOST:PORT (the workers of a cluster), ray (the "
-        "cluster in RAY_ADDRESS; if RAY_ADDRESS is not set, a new one on this machine), or ranks "
-        "(the processes that torchrun, Slurm or Kubernetes starts, each with this same command). "
-        "Limits such as -j then apply to each worker, and -j is 1 by default.",
-    ),
-]
-TaskSize = Annotated[
-    str,
-    typer.Option(metavar="SIZE", help="With --on, give a worker at most SIZE of work at a time."),
-]
-HeaderRoom = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Leave SIZE of room in the header of each file, such as 64kB, so that `weightctl "
-        "edit` can change it without moving the data.",
-        rich_help_panel="Files",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no notes, summaries or progress.")
-]
-
-
-def section(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return a section of an epilog: a title, and a line for each pair of a name and a text."""
-    listed = [*rows]
-    room = max(len(name) for name, _ in listed)
-    return "\n".join([f"{title}:", *(f"  {name:<{room}}  {text}" for name, text in listed)])
-
-
-def exit_codes(success: str, findings: str = "") -> str:
-    """Return the section of an epilog that lists the exit codes of a command."""
-    rows = [("0", success), *([("1", findings)] if findings else [])]
-    rows += [("2", "an error: see stderr for the cause"), ("130", "interrupted by Ctrl-C")]
-    return section("Exit codes", rows)
-
-
-def examples(lines: Sequence[str]) -> str:
-    """Return the last section of an epilog: commands that work when they are run in order."""
-    shown = (f"  $ {line}".replace("\n", "\n  ") for line in lines)
-    return "\n".join(["Examples:", *shown])
+Settings = Annotated[list[str] | None, typer.Option("--set")]
+Device = Annotated[str, typer.Option(autocompletion=complete_devices)]
+AtLeastOne = Annotated[int | None, typer.Option(min=1)]
+Threads = Annotated[int | None, typer.Option("--threads", "-j", min=1)]
+Memory = Annotated[str, typer.Option("--mem")]
+AllowRequantize = Annotated[bool, typer.Option("--allow-requantize")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n")]
+Force = Annotated[bool, typer.Option("--force", "-f")]
+Json = Annotated[bool, typer.Option("--json")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q")]
 
 
 class Sort(Enum):

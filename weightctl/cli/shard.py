@@ -4,54 +4,78 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections import Counter
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from weightctl.cli.costs import document_network
-from weightctl.cli.gathered import gather_into
-from weightctl.cli.options import (
-    Anonymous,
-    DryRun,
-    Force,
-    From,
-    HeaderRoom,
-    Json,
-    On,
-    Quiet,
-    TaskSize,
-    Threads,
-    examples,
-    exit_codes,
-    locate,
+from weightctl.cli import options
+from weightctl.cli.costs import (
+    document_network,
+    document_times,
+    document_workers,
+    list_costs,
+    list_workers,
 )
-from weightctl.cli.planned import plan_shards, require_out
+from weightctl.cli.outline import format_tensor_count, outline
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import Cell, columns, is_terminal, note, show_lines, show_table, show_text
-from weightctl.cli.report import note_when_stopped, planned_resumption
-from weightctl.cli.shares import document, share_rows, summary
-from weightctl.cli.splits import join_ranks
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    is_terminal,
+    make_shape_cells,
+    note,
+    show_lines,
+    show_table,
+    show_text,
+)
+from weightctl.cli.report import (
+    describe_other_files,
+    note_when_stopped,
+    planned_resumption,
+    resumption,
+)
+from weightctl.cli.splits import brief, grid_text, join_ranks, rank_shapes, strategy_name
 from weightctl.cli.wrapping import hung
 from weightctl.errors import ConversionError, TensorSplitError
+from weightctl.formats import format_by_suffix
 from weightctl.formats.open.opening import open_weights
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
-from weightctl.text.wording import printable
+from weightctl.split import Grid
+from weightctl.storage.location import without_file_scheme
+from weightctl.text.sizes import format_size
+from weightctl.text.wording import pluralize, printable
+from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
 from weightctl.write.executors.worker import DEFAULT_TASK
+from weightctl.write.gathering import gathering, put_together
+from weightctl.write.shard import list_notes
+from weightctl.write.shard import shard as plan_sharding
+from weightctl.write.targets import is_stream, stream_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from weightctl.cli.outline import OutlineLine
+    from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.sharding.possible import Possible
+    from weightctl.split import Sharding
+    from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
+    from weightctl.write.gathering import Gathering
+    from weightctl.write.outcome import Outcome
+    from weightctl.write.save import Saved
+    from weightctl.write.shard import ShardedOutput
 
 # The numbers of ranks to try: those of one machine, and of several machines together.
 COUNTS = (*range(1, 17), 32, 64)
-_CUT = "Ranks"
-_FILES = "Files"
+# The largest number of ranks; each rank has at least one file.
+_MOST = 65_536
 _AUTO = "auto"
 
 app = typer.Typer(add_completion=False)
@@ -72,121 +96,28 @@ def _formats() -> list[str]:
     return ["safetensors", "gguf"]
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("success"),
-            examples(
-                [
-                    "weightctl shard model/ --tp auto",
-                    "weightctl shard model/ model-tp2/ --tp 2",
-                    "weightctl shard model/ model-tp2-pp2/ --tp 2 --pp 2 --dry-run",
-                    "weightctl shard model/ model-rules/ --tp 2 --plan rules.toml",
-                    "weightctl shard model/ model-vllm/ --tp 2 --layout vllm",
-                    "weightctl shard --gather model-tp2/ model-joined/",
-                ]
-            ),
-        ]
-    ),
-)
+@app.command()
 def shard(
     *,
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="The checkpoint to read, as a path or URL. With --gather: the directory that "
-            "contains the shards.",
-            callback=locate,
-        ),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[OUT]",
-            help="The directory to write; with --gather, a directory or a file. Not used with --tp "
-            "auto.",
-        ),
-    ] = None,
-    tensor: Annotated[
-        str | None,
-        typer.Option(
-            "--tp",
-            metavar="N",
-            help="Tensor parallelism: split the tensors of each layer across N ranks. --tp auto "
-            "writes nothing, and lists the possible values of N.",
-            rich_help_panel=_CUT,
-            autocompletion=_degrees,
-        ),
-    ] = None,
-    experts: Annotated[
-        int | None,
-        typer.Option(
-            "--ep",
-            metavar="N",
-            min=1,
-            help="Expert parallelism: distribute whole experts over N groups of ranks.",
-            rich_help_panel=_CUT,
-        ),
-    ] = None,
-    stages: Annotated[
-        int | None,
-        typer.Option(
-            "--pp",
-            metavar="N",
-            min=1,
-            help="Pipeline parallelism: distribute layers over N stages.",
-            rich_help_panel=_CUT,
-        ),
-    ] = None,
-    rules: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="FILE",
-            help="Split tensors by the rules in a TOML file: a table [tensors] with lines of the "
-            "form 'REGEX' = 'STRATEGY'. Tensors that match no rule are split by the rules of the "
-            "model family, or replicated if the family is not supported.",
-            rich_help_panel=_CUT,
-        ),
-    ] = None,
-    layout: Annotated[
-        RankFileLayout | None,
-        typer.Option(
-            help="Arrangement of the files. ranks: one directory for each rank; vllm: the files "
-            "that vLLM's sharded-state loader reads. [default: ranks]",
-            rich_help_panel=_FILES,
-        ),
-    ] = None,
-    gather: Annotated[
-        bool,
-        typer.Option(
-            "--gather",
-            help="Join the shards in MODEL back into one checkpoint.",
-            rich_help_panel=_FILES,
-        ),
-    ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="FORMAT",
-            help="Write FORMAT (safetensors or gguf). [default: gguf if MODEL is GGUF, else "
-            "safetensors]",
-            rich_help_panel=_FILES,
-            autocompletion=_formats,
-        ),
-    ] = None,
-    header_room: HeaderRoom = None,
-    source: From = None,
-    force: Force = False,
-    dry_run: DryRun = False,
-    threads: Threads = None,
-    on: On = None,
-    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    path: options.Path,
+    out: Annotated[str | None, typer.Argument()] = None,
+    tensor: Annotated[str | None, typer.Option("--tp", autocompletion=_degrees)] = None,
+    experts: Annotated[int | None, typer.Option("--ep", min=1)] = None,
+    stages: Annotated[int | None, typer.Option("--pp", min=1)] = None,
+    rules: Annotated[str | None, typer.Option("--plan")] = None,
+    layout: RankFileLayout | None = None,
+    gather: Annotated[bool, typer.Option("--gather")] = False,
+    to: Annotated[str | None, typer.Option("--to", autocompletion=_formats)] = None,
+    header_room: str | None = None,
+    source_format: options.From = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
+    threads: options.Threads = None,
+    on: str | None = None,
+    task_size: str = f"{DEFAULT_TASK >> 30}GiB",
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Split a checkpoint into shards for several ranks, or join shards back into one checkpoint.
 
@@ -197,31 +128,22 @@ def shard(
     To resume an interrupted run, run the same command again.
     """
     del anonymous  # its callback has taken effect
-    options = dict(locals())
+    given = dict(locals())
     axes = {"--tp": tensor, "--ep": experts, "--pp": stages}
     if gather:
-        given = {**axes, "--plan": rules, "--layout": layout, "--from": source}
-        _refuse(given, "--gather", "it reads from the manifest how the tensors are split")
-        gather_into(
-            path,
-            require_out(out, "--gather DIR OUT"),
-            to,
-            force=force,
-            dry_run=dry_run,
-            threads=threads,
-            on=on,
-            task_size=task_size,
-            as_json=as_json,
-            quiet=quiet,
-        )
+        unused = {**axes, "--plan": rules, "--layout": layout, "--from": source_format}
+        _refuse(unused, "--gather", "it reads from the manifest how the tensors are split")
+        _gather(require_out(out, "--gather DIR OUT"), given)
         return
     if tensor == _AUTO:
-        given = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
-        _refuse(given, "--tp auto", "it writes nothing, and lists which N work for --layout ranks")
-        found = possible(_open_with_notes(path, source, quiet=quiet), COUNTS, rules=_rules(rules))
+        unused = {"OUT": out, **axes, "--tp": None, "--layout": layout, "--to": to}
+        _refuse(unused, "--tp auto", "it writes nothing, and lists which N work for --layout ranks")
+        found = possible(
+            _open_with_notes(path, source_format, quiet=quiet), COUNTS, rules=_rules(rules)
+        )
         show_possible(path, found, as_json=as_json)
         return
-    sharded = plan_shards(options)
+    sharded = plan_shards(given)
     target = require_out(out, "MODEL OUT --tp N")
     for text in () if quiet else sharded.notes:
         note(text)
@@ -250,8 +172,76 @@ def shard(
         outcome.refuse(force=force)
 
 
-def _open_with_notes(path: str, source: str | None, *, quiet: bool) -> Checkpoint:
-    weights = open_weights(path, source)
+def plan_shards(given: Mapping[str, Any]) -> ShardedOutput:
+    """Plan shards; `given` maps names of parameters of the command `shard` to values."""
+    grid = make_grid({"--tp": given["tensor"], "--ep": given["experts"], "--pp": given["stages"]})
+    return plan_sharding(
+        given["path"],
+        _directory(require_out(given["out"], "MODEL OUT --tp N")),
+        tp=grid.tp,
+        ep=grid.ep,
+        pp=grid.pp,
+        rules=given["rules"],
+        layout="ranks" if given["layout"] is None else given["layout"].value,
+        to=given["to"],
+        source_format=given["source_format"],
+        header_room=given["header_room"] or 0,
+        dry_run=True,
+    )
+
+
+def require_out(out: str | None, usage: str) -> str:
+    """Return the path or URL of the output; raises `ConversionError` if it is missing."""
+    if not out:
+        raise ConversionError("OUT is missing", hint=f"weightctl shard {usage}")
+    return without_file_scheme(out)
+
+
+def _directory(out: str) -> str:
+    """Return `out`; raises `ConversionError` if it cannot be the path of a directory."""
+    if is_stream(out):
+        raise ConversionError(
+            f"{stream_name(out)} accepts one file, but a sharded checkpoint has several files",
+            hint="use the path of a directory",
+        )
+    if format_by_suffix(out) and not os.path.isdir(out):
+        raise ConversionError(
+            f"{out} has the suffix of a file, but a sharded checkpoint is a directory",
+            hint="to create a directory of that name, end the path with a slash",
+        )
+    return out
+
+
+def make_grid(axes: Mapping[str, str | int | None]) -> Grid:
+    """Return the grid of ranks from the values of --tp, --ep and --pp.
+
+    Raises `ConversionError` if none is given, if one is not an integer of at least 1, or if there
+    are too many ranks.
+    """
+    if all(value is None for value in axes.values()):
+        raise ConversionError(
+            "the number of ranks is missing",
+            hint="use --tp N to split layers, --ep N to distribute experts, --pp N for pipeline "
+            "stages; --tp auto lists which N work",
+        )
+    numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
+    for name, text in numbers.items():
+        if not re.fullmatch(r"0*[1-9]\d{0,99}", text, re.ASCII):
+            more = ", or auto" if name == "--tp" else ""
+            raise ConversionError(
+                f"{name} {text} is not a number of ranks",
+                hint=f"use an integer of at least 1{more}",
+            )
+    grid = Grid(*map(int, numbers.values()))
+    if grid.ranks > _MOST:
+        raise ConversionError(
+            f"{grid.ranks:,} ranks are too many", hint=f"use at most {_MOST:,} ranks"
+        )
+    return grid
+
+
+def _open_with_notes(path: str, source_format: str | None, *, quiet: bool) -> Checkpoint:
+    weights = open_weights(path, source_format)
     for text in () if quiet else header_of(weights).notes:
         note(text)
     return weights
@@ -271,10 +261,13 @@ def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
         )
 
 
+# The ranks that work, as --tp auto lists them.
+
+
 def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
     """Print which numbers of ranks work, and the tensor and reason that prevent the others."""
     if as_json:
-        show_text(json.dumps(_document(path, found)) + "\n")
+        show_text(json.dumps(_document_possible(path, found)) + "\n")
         return
     reasons: dict[str, list[int]] = {}
     for each in found:
@@ -304,7 +297,7 @@ def _reason(each: Possible) -> str:
             return refusal.message
 
 
-def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
+def _document_possible(path: str, found: Sequence[Possible]) -> dict[str, Any]:
     return {
         "input": path,
         "possible": [
@@ -315,5 +308,275 @@ def _document(path: str, found: Sequence[Possible]) -> dict[str, Any]:
             }
             for each in found
         ],
+        **document_network(),
+    }
+
+
+# Gathering.
+
+
+def _gather(out: str, given: Mapping[str, Any]) -> None:
+    """Gather the shards in a directory, and show the result.
+
+    `given` maps names of parameters of the command to values. Raises `ConversionError` if the
+    output is a pipe, and the errors of `gathering` and `put_together`.
+    """
+    path, quiet, on = given["path"], given["quiet"], given["on"]
+    described = gathering(path, out, given["to"])
+    if described.outcome.where.is_stream:
+        raise ConversionError(
+            "--gather cannot write to a pipe or stdout",
+            hint="to write to a pipe, use "
+            f"`weightctl convert {path} - --to {described.plan.format}`",
+        )
+    for text in () if quiet else _list_notes(described):
+        note(text)
+    saved = None
+    if not given["dry_run"]:
+        with progress_bar(described.nbytes, quiet=quiet, has_workers=on is not None) as advance:
+            saved = put_together(
+                described,
+                force=given["force"],
+                threads=given["threads"],
+                progress=advance,
+                on=on,
+                task_size=given["task_size"],
+            )
+    if given["as_json"]:
+        show_text(json.dumps(_document_gathering(path, out, described, saved)) + "\n")
+    elif not quiet:
+        show_lines(_summarize_gathering(path, out, described, saved))
+    if given["dry_run"]:
+        # If the plan cannot be carried out, it is shown before the error.
+        described.outcome.refuse(force=given["force"])
+
+
+def _list_notes(described: Gathering) -> list[str]:
+    return [*described.plan.source.header.notes, *described.plan.notes]
+
+
+def _summarize_gathering(
+    path: str, out: str, described: Gathering, saved: Saved | None
+) -> list[list[Cell]]:
+    plan, outcome = described.plan, described.outcome
+    tensors = pluralize(len(plan.items), "tensor")
+    size = format_size(sum(item.info.nbytes for item in plan.items))
+    ranks = pluralize(described.gathered.manifest.grid.ranks, "rank")
+    lines = [
+        [Cell(f"{printable(path)} -> {printable(out)} ({plan.format})", "bold")],
+        [Cell(f"{tensors} from {ranks}, {size}; the file takes {format_size(outcome.nbytes)}")],
+    ]
+    if outcome.carried:
+        lines.append([Cell(describe_other_files(outcome.carried))])
+    if saved is None:
+        return [*lines, [Cell("nothing was written")]]
+    lines.append([Cell("all shards match the SHA-256 in the manifest")])
+    return [*lines, *list_workers(saved), *list_costs(saved.nbytes)]
+
+
+def _document_gathering(
+    path: str, out: str, described: Gathering, saved: Saved | None
+) -> dict[str, Any]:
+    """Return the result as JSON, according to `schemas/shard.json` in the package."""
+    plan, outcome = described.plan, described.outcome
+    return {
+        "input": path,
+        "output": out,
+        "format": plan.format,
+        "ranks": described.gathered.manifest.grid.ranks,
+        "tensors": len(plan.items),
+        "files": [{"name": name, "bytes": layout.nbytes} for name, layout in outcome.parts.items()],
+        "bytes": outcome.nbytes,
+        "written": saved is not None,
+        **document_times(saved, saved.nbytes if saved else 0),
+        "notes": _list_notes(described),
+        **document_workers(saved),
+        **document_network(),
+    }
+
+
+# The shards as text and as JSON.
+
+# The kinds of sharding, and the words for a count of tensors of each kind.
+_KINDS = {"cut": "split", "replicate": "replicated", "whole": "on one rank"}
+
+
+class _Share(NamedTuple):
+    """A tensor and its shards: the strategy, the shape of each rank's shard, and their bytes.
+
+    The shape is None for a rank that does not have the tensor. `nbytes` is the sum over ranks.
+    """
+
+    info: TensorInfo
+    strategy: str
+    shapes: tuple[tuple[int, ...] | None, ...]
+    nbytes: int
+
+
+def _shares(plan: ShardPlan) -> dict[str, _Share]:
+    known: dict[tuple[object, ...], _Share] = {}
+    shares: dict[str, _Share] = {}
+    for name, sharding in plan.shardings.items():
+        info = plan.source.header.tensors[name]
+        # All layers are cut in the same way, so the shards of equal tensors are computed once.
+        key = info.shape, info.encoding.name, sharding
+        if key not in known:
+            known[key] = _share(info, sharding)
+        shares[name] = known[key]._replace(info=info)
+    return shares
+
+
+def _share(info: TensorInfo, sharding: Sharding) -> _Share:
+    shapes = tuple(sharding.shape(info.shape, rank) for rank in range(len(sharding.parts)))
+    parts = (info._replace(shape=shape) for shape in shapes if shape is not None)
+    return _Share(info, strategy_name(sharding), shapes, sum(part.nbytes for part in parts))
+
+
+def share_rows(plan: ShardPlan) -> Iterator[Sequence[Cell]]:
+    """Yield the rows that show the tree of a checkpoint and how each tensor is cut."""
+    shares = _shares(plan)
+    root = build_tree([*shares, *plan.tied])
+    for line in outline(root, shares, _look):
+        yield _row(line, plan)
+
+
+def _look(share: _Share) -> tuple[object, int, int]:
+    info = share.info
+    return (info.shape, info.encoding.name, share.strategy, share.shapes), 1, info.nbytes
+
+
+def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
+    times = f"  x{line.times}" if line.times > 1 else ""
+    text = f"{'  ' * line.depth}{line.label}{times}"
+    size = Cell(format_size(line.nbytes), "dim", right=True)
+    share = line.entry
+    if share is not None:
+        # A narrow terminal leaves out the type, which does not change, and shortens the strategy.
+        shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
+        strategy = Cell(share.strategy, "yellow", short=brief(share.strategy))
+        held = rank_shapes(share.info.shape, share.shapes)
+        return Cell(text), shape, kind, size, strategy, held
+    if line.name is not None:
+        return Cell(f"{text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
+    below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
+    return Cell(text, "bold"), below, Cell(""), size
+
+
+def summary(
+    path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
+) -> list[list[Cell]]:
+    """Return the lines that describe the shards; `saved` is None if nothing was written."""
+    title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
+    lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
+    if outcome.carried:
+        where = " in each directory" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""
+        names = {name.rpartition("/")[2] for name in outcome.carried}
+        lines.append([Cell(describe_other_files(names, where))])
+    if saved is None:
+        return [*lines, [Cell("nothing was written")]]
+    return [*lines, *_summarize_run(saved)]
+
+
+def _summarize_run(saved: Saved) -> Iterator[list[Cell]]:
+    yield from resumption(saved)
+    yield from list_workers(saved)
+    yield from list_costs(saved.written_bytes)
+
+
+def _summarize_plan(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
+    amounts = _amounts(plan, outcome)
+    kinds = Counter(map(_kind, plan.shardings.values()))
+    strategies = ", ".join(
+        f"{kinds[kind]:,} {text}" for kind, text in _KINDS.items() if kinds[kind]
+    )
+    counts = (
+        f"{pluralize(len(plan.shardings), 'tensor')}, {format_size(amounts.whole)}: {strategies}"
+    )
+    more = {"copies add": amounts.replicated, "padding adds": amounts.padding}
+    yield "; ".join(
+        [counts, *(f"{what} {format_size(nbytes)}" for what, nbytes in more.items() if nbytes)]
+    )
+    files = pluralize(len(outcome.parts), "file")
+    size = format_size(outcome.nbytes)
+    yield f"{files}, {size} in total" if len(outcome.parts) > 1 else f"{files} of {size}"
+    yield from _files(plan, outcome)
+
+
+def _kind(sharding: Sharding) -> str:
+    """Return `cut`, `replicate` (on several ranks) or `whole` (on a single rank)."""
+    if any(sharding.parts):
+        return "cut"
+    return "replicate" if sum(part is not None for part in sharding.parts) > 1 else "whole"
+
+
+def _files(plan: ShardPlan, outcome: Outcome) -> Iterator[str]:
+    """Yield a line for consecutive ranks whose files have the same tensor count and size."""
+    files = zip(outcome.parts.items(), plan.ranks, strict=True)
+    known = [(rank, name, len(shards), layout.nbytes)
+             for rank, ((name, layout), shards) in enumerate(files)]  # fmt: skip
+    for (count, nbytes), alike in groupby(known, key=lambda each: each[2:]):
+        ranks = [(rank, name) for rank, name, _, _ in alike]
+        first, name = ranks[0]
+        each = " each" if len(ranks) > 1 else ""
+        if len(ranks) > 1:
+            name = name.replace(f"rank-{first}", f"rank-[{first}-{ranks[-1][0]}]", 1)
+        yield f"  {name}: {pluralize(count, 'tensor')}, {format_size(nbytes)}{each}"
+
+
+class _Amounts(NamedTuple):
+    """Bytes of tensors in the input and on all ranks, of their padding, and of copies.
+
+    If several ranks have the same values, all but one of them have copies.
+    """
+
+    whole: int
+    ranks: int
+    padding: int
+    replicated: int
+
+
+def _amounts(plan: ShardPlan, outcome: Outcome) -> _Amounts:
+    shares = _shares(plan).values()
+    whole = sum(share.info.nbytes for share in shares)
+    held = sum(share.nbytes for share in shares)
+    return _Amounts(whole, outcome.tensor_bytes, outcome.tensor_bytes - held, held - whole)
+
+
+def document(
+    path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
+) -> dict[str, Any]:
+    """Return the shards as JSON, according to `schemas/shard.json` in the package."""
+    files = zip(outcome.parts.items(), plan.ranks, strict=True)
+    return {
+        "input": path,
+        "output": out,
+        "format": plan.format,
+        "layout": plan.layout,
+        "grid": plan.grid._asdict(),
+        "files": [
+            {"name": name, "rank": rank, "tensors": len(shards), "bytes": layout.nbytes}
+            for rank, ((name, layout), shards) in enumerate(files)
+        ],
+        "carried": sorted(outcome.carried),
+        "bytes": outcome.nbytes,
+        "tensor_bytes": _amounts(plan, outcome)._asdict(),
+        "written": saved is not None,
+        **document_times(saved, saved.written_bytes if saved else 0),
+        "kept_bytes": saved.kept_bytes if saved else None,
+        "started_over": saved.started_over or None if saved else None,
+        "notes": list_notes(plan),
+        "tied": dict(plan.tied),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(share.info.shape),
+                "encoding": share.info.encoding.name,
+                "bytes": share.info.nbytes,
+                "strategy": share.strategy,
+                "ranks": [None if shape is None else list(shape) for shape in share.shapes],
+            }
+            for name, share in _shares(plan).items()
+        ],
+        **document_workers(saved),
         **document_network(),
     }

@@ -9,20 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.completion import complete_tensor_names
 from weightctl.cli.contents import Contents
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import (
-    Anonymous,
-    Force,
-    From,
-    Json,
-    Path,
-    Quiet,
-    examples,
-    exit_codes,
-    locate_local,
-)
 from weightctl.cli.render import (
     Cell,
     columns,
@@ -52,53 +42,18 @@ _MOST_PRINTED = 128
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("the values were printed or written"),
-            examples(
-                [
-                    "weightctl show model/ model.norm.weight",
-                    "weightctl show model.gguf token_embd.weight '0:4, :8'",
-                    "weightctl show model/ model.embed_tokens.weight 0 --npy row.npy",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def show(
     *,
-    path: Path,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="TENSOR",
-            help="The name of the tensor, or of a weight that is stored in several tensors.",
-            autocompletion=complete_tensor_names,
-        ),
-    ],
-    index: Annotated[
-        str,
-        typer.Argument(
-            metavar="[SLICE]",
-            help="The elements to select, as in NumPy: '0:4, :8'. Other rows are not read. "
-            "[default: all]",
-            show_default=False,
-        ),
-    ] = "",
-    npy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the values to FILE in NumPy's format instead of printing them.",
-            callback=locate_local,
-        ),
-    ] = None,
-    force: Force = False,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    source: From = None,
-    quiet: Quiet = False,
+    path: options.Path,
+    name: Annotated[str, typer.Argument(autocompletion=complete_tensor_names)],
+    index: Annotated[str, typer.Argument(show_default=False)] = "",
+    npy: options.OutputFile = None,
+    force: options.Force = False,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    source_format: options.From = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Print the values of a tensor as NumPy does.
 
@@ -106,7 +61,7 @@ def show(
     printed as float32. Long arrays are abbreviated, except with --json and --npy.
     """
     del anonymous  # its callback has taken effect
-    weights = open_weights(path, source)
+    weights = open_weights(path, source_format)
     contents = Contents(weights)
     if not quiet:
         for text in header_of(weights).notes:

@@ -8,25 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.chart import can_draw, draw_counts
 from weightctl.cli.contents import Contents
 from weightctl.cli.costs import document_network
 from weightctl.cli.listing import LONG
 from weightctl.cli.measured import list_tensors, measure
-from weightctl.cli.options import (
-    Anonymous,
-    Exclude,
-    Force,
-    From,
-    Include,
-    Json,
-    Path,
-    Quiet,
-    Threads,
-    examples,
-    exit_codes,
-    locate_local,
-)
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.formats.open.opening import open_weights
@@ -42,62 +29,22 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            exit_codes("the statistics were printed"),
-            examples(
-                [
-                    "weightctl stat model/",
-                    "weightctl stat model.gguf --include '*ffn_down*' --flat",
-                    "weightctl stat model/ --hist --include '*norm*'",
-                    "weightctl stat model/ --rank --html statistics.html",
-                    "weightctl stat model/ --json",
-                ]
-            ),
-        ]
-    )
-)
+@app.command()
 def stat(
     *,
-    path: Path,
-    include: Include = None,
-    exclude: Exclude = None,
-    flat: Annotated[
-        bool,
-        typer.Option("--flat", help="List each tensor on its own line, without grouping layers."),
-    ] = False,
-    histogram: Annotated[
-        bool,
-        typer.Option(
-            "--hist",
-            help="Draw the distribution of the values, from -4 to 4 standard deviations or to the "
-            "largest magnitude.",
-        ),
-    ] = False,
-    ranks: Annotated[
-        bool,
-        typer.Option(
-            "--rank",
-            help="Estimate the effective rank of each matrix, in a second pass over the file.",
-        ),
-    ] = False,
-    page: Annotated[
-        str | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            help="Write a page to FILE: heat maps over the layers, and all tensors in a table that "
-            "can be sorted, with their distributions.",
-            callback=locate_local,
-        ),
-    ] = None,
-    force: Force = False,
-    threads: Threads = None,
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    source: From = None,
-    quiet: Quiet = False,
+    path: options.Path,
+    include: options.TensorNames = None,
+    exclude: options.TensorNames = None,
+    flat: Annotated[bool, typer.Option("--flat")] = False,
+    histogram: Annotated[bool, typer.Option("--hist")] = False,
+    ranks: Annotated[bool, typer.Option("--rank")] = False,
+    page: Annotated[str | None, typer.Option("--html", callback=options.locate_local)] = None,
+    force: options.Force = False,
+    threads: options.Threads = None,
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    source_format: options.From = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Print statistics of the values of tensors, in one pass over the file.
 
@@ -108,7 +55,7 @@ def stat(
     effective rank is (sum of s**2)**2 / sum of s**4 of the singular values s.
     """
     del anonymous  # its callback has taken effect
-    contents = Contents(open_weights(path, source), include or (), exclude or ())
+    contents = Contents(open_weights(path, source_format), include or (), exclude or ())
     if not quiet:
         for text in header_of(contents.weights).notes:
             note(text)

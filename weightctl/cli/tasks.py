@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 from copy import copy
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
-from weightctl.cli.budgets import BUDGET_OPTIONS
-from weightctl.cli.convert import convert
+from weightctl.cli.convert import BUDGET_OPTIONS, convert, plan_conversion
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import examples, exit_codes, section
-from weightctl.cli.planned import plan_conversion, plan_shards
 from weightctl.cli.render import Cell, note, show_lines, show_table, show_text
-from weightctl.cli.shard import shard
+from weightctl.cli.shard import plan_shards, shard
 from weightctl.errors import ConversionError
-from weightctl.plan.type_names import list_recipes, single_types
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.wording import pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
@@ -28,6 +24,8 @@ from weightctl.write.gathering import gathering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from typer.models import OptionInfo
 
     from weightctl.write.conversion import Conversion
     from weightctl.write.executors.batches import Batch
@@ -41,27 +39,12 @@ _OF_SHARDS = (*_AXES, "rules", "layout", "gather")
 # Options without an effect on tasks. They are accepted, so that it is enough to replace the name of
 # a command by `tasks`.
 _WITHOUT_EFFECT = {
-    "private", "pull_request", "force", "dry_run", "threads", "memory", "on", "report",
+    "private", "pr", "force", "dry_run", "threads", "memory", "on", "report",
 }  # fmt: skip
-_HELP = {
-    "out": "The output path of the conversion or sharding.",
-    "task_size": "Divide the work into tasks of at most SIZE. A tensor or a range that cannot be "
-    "divided may be larger.",
-    "tensor": "Tensor parallelism: split the tensors of each layer across N ranks.",
-    "gather": "List the tasks of joining the shards in MODEL.",
-}
 _OF_OUT = "the tasks are those of OUT; to list those of the mmproj file, leave out OUT"
 _GENERAL = {
     "path", "out", "task_size", "bandwidth", "as_json", "quiet", "anonymous", *_WITHOUT_EFFECT,
 }  # fmt: skip
-_Bandwidth = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE",
-        help="To compute the expected times, assume that a worker reads and writes SIZE per "
-        "second.",
-    ),
-]
 
 app = typer.Typer(add_completion=False)
 
@@ -76,21 +59,25 @@ def _list_parameters() -> Iterator[Parameter]:
         for name, parameter in signature(function).parameters.items():
             if name in names if names else name not in BUDGET_OPTIONS:
                 yield parameter.replace(annotation=_change(name, hints[name]))
-    yield Parameter("bandwidth", Parameter.KEYWORD_ONLY, default="1GB", annotation=_Bandwidth)
+    yield Parameter("bandwidth", Parameter.KEYWORD_ONLY, default="1GB", annotation=str)
 
 
 def _change(name: str, annotation: Any) -> Any:
-    """Return the annotation of a parameter, with the help text that it has in this command.
-
-    Options without an effect are hidden.
-    """
-    if name not in _WITHOUT_EFFECT and name not in _HELP:
+    """Return the annotation of a parameter; options without an effect are hidden."""
+    if name not in _WITHOUT_EFFECT:
         return annotation
-    kind, option = get_args(annotation)
+    kind, option = _split_annotation(annotation)
     changed = copy(option)
-    changed.hidden = name in _WITHOUT_EFFECT
-    changed.help = _HELP.get(name, option.help)
+    changed.hidden = True
     return Annotated[kind, changed]
+
+
+def _split_annotation(annotation: Any) -> tuple[Any, OptionInfo]:
+    """Return the type of a parameter, and what Typer needs to know of the option."""
+    if get_origin(annotation) is not Annotated:
+        return annotation, typer.Option()
+    kind, option = get_args(annotation)
+    return kind, option
 
 
 def tasks(**given: Any) -> None:
@@ -123,28 +110,7 @@ def tasks(**given: Any) -> None:
 # Typer reads the parameters of a function from its signature, an attribute that mypy does not know.
 tasks.__signature__ = Signature([*_list_parameters()])  # type: ignore[attr-defined]  # see above
 tasks.__annotations__ = {each.name: each.annotation for each in _list_parameters()}
-app.command(
-    epilog="\n\n".join(
-        [
-            section(
-                "Recipes and types for --quant",
-                [("recipes", ", ".join(list_recipes())), ("types only", ", ".join(single_types()))],
-            ),
-            (
-                "Recipes such as Q4_0 and Q6_K have the name of a type. With --tensor-type, such a "
-                "name means the type."
-            ),
-            exit_codes("success"),
-            examples(
-                [
-                    "weightctl tasks model/ model-q4.gguf --quant Q4_K_M",
-                    "weightctl tasks model/ model-q4.gguf --quant Q4_K_M --task-size 1MB --json",
-                    "weightctl tasks model/ model-tp2/ --tp 2",
-                ]
-            ),
-        ]
-    )
-)(tasks)
+app.command()(tasks)
 
 
 def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
@@ -163,7 +129,7 @@ def _plan(given: Mapping[str, Any]) -> Conversion | ShardedOutput | Gathering:
             hint="use a number: `weightctl shard MODEL --tp auto` lists which numbers work",
         )
     if is_sharding:
-        known = {*_OF_SHARDS, "to", "source"}
+        known = {*_OF_SHARDS, "to", "source_format"}
         _refuse(given, known, "with --tp, --ep or --pp, values are copied into shards unchanged")
         return plan_shards(given)
     known = given.keys() - set(_OF_SHARDS)
@@ -177,7 +143,7 @@ def _refuse(given: Mapping[str, Any], known: set[str], why: str) -> None:
         name = parameter.name
         if name in _GENERAL or name in known or given[name] == parameter.default:
             continue
-        _, option = get_args(parameter.annotation)
+        _, option = _split_annotation(parameter.annotation)
         # An option without explicit names has the name that Typer derives from the parameter.
         named = [option.default, *(option.param_decls or ())]
         names = [each for each in named if isinstance(each, str) and each.startswith("--")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from weightctl.cli.help import argument_name
+from weightctl.cli.help import argument_name, describe
 from weightctl.errors import WeightctlError
 
 _EXTRA = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
@@ -103,6 +103,8 @@ def unknown_command_error(name: str, commands: list[str]) -> WeightctlError:
 def explain_call_error(error: Any) -> WeightctlError:
     """Convert an error of Typer: the message says what is wrong, and the hint shows the usage."""
     ctx = error.ctx
+    if ctx is not None and ctx.parent is not None:
+        describe(ctx.command)
     path = ctx.command_path if ctx is not None else "weightctl"
     help_hint = f"`{path} --help` describes the options"
     option: str | None = getattr(error, "option_name", None)

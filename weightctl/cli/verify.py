@@ -10,21 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weightctl.cli import options
 from weightctl.cli.chart import can_draw
-from weightctl.cli.completion import complete_checks, complete_devices
+from weightctl.cli.completion import complete_checks
 from weightctl.cli.costs import document_network
-from weightctl.cli.options import (
-    Anonymous,
-    From,
-    Json,
-    Path,
-    TaskSize,
-    examples,
-    exit_codes,
-    locate,
-    locate_local,
-    section,
-)
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
 from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
@@ -57,161 +46,34 @@ _SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
 app = typer.Typer(add_completion=False)
 
 
-@app.command(
-    epilog="\n\n".join(
-        [
-            section("Checks", ((name, check.about) for name, check in CHECKS.items())),
-            exit_codes(
-                "no problems were found; with --compare, no differences",
-                "problems or differences were found, or a check requested with --check could not "
-                "run",
-            ),
-            examples(
-                [
-                    "weightctl verify model/ --max-ppl 30",
-                    "weightctl verify model/ --skip forward -q && echo fine",
-                    "weightctl verify model-q8.gguf --against model/ --skip forward",
-                    "weightctl verify model/ --check names --report verified.html",
-                ]
-            ),
-        ]
-    ),
-)
+@app.command()
 def verify(
     *,
-    path: Path,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OTHER",
-            help="Compare with OTHER: a checkpoint, in any format, that is known to be good.",
-            callback=locate,
-            rich_help_panel=_CHOICE,
-        ),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="With --against, list all differences from OTHER instead of reporting problems. "
-            "Exit with 1 if there are any.",
-        ),
-    ] = False,
+    path: options.Path,
+    against: options.InputFile = None,
+    compare: Annotated[bool, typer.Option("--compare")] = False,
     checks: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--check",
-            metavar="NAME",
-            help=f"Run only the check NAME: {_CHECKS}. Repeatable.",
-            rich_help_panel=_CHOICE,
-            autocompletion=complete_checks,
-        ),
+        list[str] | None, typer.Option("--check", autocompletion=complete_checks)
     ] = None,
-    skip: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Skip the check NAME. Repeatable.",
-            rich_help_panel=_CHOICE,
-            autocompletion=complete_checks,
-        ),
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE",
-            help="Run on cpu, cuda, or another GPU such as cuda:1.",
-            rich_help_panel=_RUN,
-            autocompletion=complete_devices,
-        ),
-    ] = "cpu",
-    text: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="Run on TEXT instead of the built-in text.", rich_help_panel=_RUN
-        ),
-    ] = None,
-    text_file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Run on the text in FILE; - is stdin.",
-            callback=locate,
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IDS",
-            help="Run on these token ids, such as 1,42,7. No tokenizer is needed.",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N-M",
-            help="Check and run only layers N to M, such as 0-3.",
-            rich_help_panel=_RUN,
-        ),
-    ] = None,
-    max_perplexity: Annotated[
-        float | None,
-        typer.Option(
-            "--max-ppl",
-            metavar="X",
-            help="Report a problem if the perplexity is above X.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    max_divergence: Annotated[
-        float | None,
-        typer.Option(
-            "--max-kld",
-            metavar="X",
-            help="Report a problem if the mean KL divergence from OTHER is above X nats.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    max_rmse: Annotated[
-        float | None,
-        typer.Option(
-            "--max-rmse",
-            metavar="X",
-            help="Report a problem for each tensor whose relative RMSE is above X; 0.1 means 10 %. "
-            "[default: about 3 times the error expected for the tensor's type]",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(autocompletion=complete_checks)] = None,
+    device: options.Device = "cpu",
+    text: str | None = None,
+    text_file: options.InputFile = None,
+    tokens: str | None = None,
+    layers: str | None = None,
+    max_perplexity: Annotated[float | None, typer.Option("--max-ppl")] = None,
+    max_divergence: Annotated[float | None, typer.Option("--max-kld")] = None,
+    max_rmse: float | None = None,
     reports: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Write a report to FILE. The suffix selects the format: .html (with charts), .md "
-            "or .json. Repeatable.",
-            callback=locate_local,
-        ),
+        list[str] | None, typer.Option("--report", callback=options.locate_local)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing reports.")] = False,
-    source: From = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="EXECUTOR",
-            help="Divide the reading of tensors among workers, for the checks 'structure', "
-            "'finite' and 'values'. EXECUTOR is processes:N (N processes on this machine), or "
-            "dask://HOST:PORT, ray://HOST:PORT or ray (the workers of a cluster).",
-        ),
-    ] = None,
-    task_size: TaskSize = f"{DEFAULT_TASK >> 30}GiB",
-    anonymous: Anonymous = False,
-    as_json: Json = False,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Print one line for each problem, and nothing else."),
-    ] = False,
+    force: options.Force = False,
+    source_format: options.From = None,
+    on: str | None = None,
+    task_size: str = f"{DEFAULT_TASK >> 30}GiB",
+    anonymous: options.Anonymous = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check that a checkpoint works, and report what is wrong with it.
 
@@ -227,7 +89,7 @@ def verify(
     _require_limits(limits)
     _require_one({"--text": text, "--text-file": text_file, "--tokens": tokens})
     request = Request(
-        subject=Subject(path, source),
+        subject=Subject(path, source_format),
         reference=None if against is None else Subject(against),
         device=device_named(device),
         text=text if text_file is None else text_of(text_file),
