@@ -86,6 +86,8 @@ UPWARD = {
     ("weights/allocation.py", "weightctl.graph.weight"),
 }
 
+# Packages without cycles of modules, imports on use and for type checkers included.
+LINEAR = {"storage", "write"}
 # Pairs of modules that import each other on use, because they are two halves of one concept.
 MUTUAL = {
     # Deferred data creates `WeightData`, which can contain deferred data.
@@ -167,6 +169,12 @@ def test_imports_point_down(module: Path) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     assert list_cycles(list_loaded(parse_modules(PACKAGE), on_use=False)) == []
+
+
+def test_no_imports_of_any_kind_close_a_cycle_in_these_packages() -> None:
+    loaded = list_loaded(parse_modules(PACKAGE), on_use=True, for_checkers=True)
+    cycles = list_cycles(loaded)
+    assert [each for each in cycles if {package_of_name(name) for name in each} & LINEAR] == []
 
 
 def test_what_is_imported_on_use_closes_the_listed_cycles_alone() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weightctl.system import __version__ as __version__
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ __all__ = [
     "save",
     "shard",
 ]
-
-__version__ = "0.1.0"
 
 # Loaded on first use, so that the command line starts quickly.
 _NAMES = {

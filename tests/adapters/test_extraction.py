@@ -12,7 +12,7 @@ import weightctl
 from lazy import torch, transformers
 from lora_models import adapt, load_with_peft, make_llama
 from weightctl.errors import ConversionError
-from weightctl.write.lora.extract import extract
+from weightctl.write.extract import extract
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -36,7 +36,7 @@ from llama import write_llama  # noqa: E402
 from servers.base import Answer  # noqa: E402
 from tested_stores import BUCKET, serve_s3  # noqa: E402
 from weightctl.text.sizes import parse_size  # noqa: E402
-from weightctl.write.executors.batches import cut_batches, list_keyed_tasks  # noqa: E402
+from weightctl.write.executors.distribution import cut_batches, list_keyed_tasks  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -45,10 +45,10 @@ DRIVE = """
 import sys
 import weightctl
 from weightctl.write import journal
-from weightctl.write.executors import members, ranks
+from weightctl.write.executors import coordination, ranks
 
 journal.BEGIN_AFTER = 0.0
-ranks._POLL, members.BEAT = 0.05, 0.5
+ranks._POLL, coordination.BEAT = 0.05, 0.5
 source, out, on, size = sys.argv[1:]
 weightctl.convert(source, out, quant="Q4_K_M", on=on, task_size=int(size))
 """

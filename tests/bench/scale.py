@@ -26,7 +26,7 @@ from cluster import Inputs, simulate
 from giant import FULL, SMALL, write_giant
 from llama import write_llama
 from weightctl.text.sizes import parse_size
-from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
+from weightctl.write.executors.distribution import cut_batches, list_keyed_tasks
 
 if TYPE_CHECKING:
     from weightctl.write.executors.worker import PlannedOutput

@@ -27,7 +27,7 @@ from weightctl.plan.cast import cast
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid
 from weightctl.translate import translate
-from weightctl.write.claims import find_journal
+from weightctl.write.locks import find_journal
 from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:

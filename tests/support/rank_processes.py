@@ -143,9 +143,9 @@ def _run(given: Mapping[str, Any], environment: Mapping[str, str], answer: Conne
 def _work(given: Mapping[str, Any], answer: Connection) -> dict[str, Any]:
     import weightctl
     from weightctl.storage.remote import upload
-    from weightctl.write.executors import members, ranks
+    from weightctl.write.executors import coordination, ranks
 
-    ranks._POLL, members.BEAT, members.LEASE = 0.02, 0.1, 1.0
+    ranks._POLL, coordination.BEAT, coordination.LEASE = 0.02, 0.1, 1.0
     ranks.PATIENCE = 0.5
     if given["part"]:
         from weightctl.storage.remote.s3_uploads import S3Uploads
@@ -153,8 +153,8 @@ def _work(given: Mapping[str, Any], answer: Connection) -> dict[str, Any]:
         upload.PART = given["part"]
         S3Uploads.least_part = given["part"]
     if not given["beat"]:
-        members._name_host = lambda: "elsewhere"
-        members.BEAT = 1000.0
+        coordination._name_host = lambda: "elsewhere"
+        coordination.BEAT = 1000.0
     count = 0
     do_batch = ranks.do_batch
 

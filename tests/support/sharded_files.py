@@ -33,8 +33,8 @@ from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.split import Cut, Grid, Sharding, Whole, axiswise, part_along, replicate
 from weightctl.system.temporary import JOURNAL
 from weightctl.weights.info import TensorInfo
-from weightctl.write.claims import find_journal
 from weightctl.write.journal import read_journal
+from weightctl.write.locks import find_journal
 from weightctl.write.shard import save_shards
 
 if TYPE_CHECKING:

@@ -105,16 +105,17 @@ def is_for_checkers(node: ast.AST) -> bool:
 
 
 def list_loaded(
-    modules: dict[str, tuple[Path, ast.Module]], *, on_use: bool
+    modules: dict[str, tuple[Path, ast.Module]], *, on_use: bool, for_checkers: bool = False
 ) -> dict[str, set[str]]:
     """Return the modules that each module imports when it is loaded, or `on_use` also later.
 
-    Imports for type checkers and the packages of a module are not included.
+    Imports for type checkers are included if `for_checkers` is set; the packages of a module are
+    not.
     """
     loaded: dict[str, set[str]] = {}
     for name, (_, tree) in modules.items():
         found: set[str] = set()
-        for node in _walk(tree, on_use=on_use):
+        for node in _walk(tree, on_use=on_use, for_checkers=for_checkers):
             if isinstance(node, ast.ImportFrom) and node.module:
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
                 found |= {each if each in modules else node.module for each in full}
@@ -124,13 +125,13 @@ def list_loaded(
     return loaded
 
 
-def _walk(node: ast.AST, *, on_use: bool) -> Iterator[ast.AST]:
+def _walk(node: ast.AST, *, on_use: bool, for_checkers: bool) -> Iterator[ast.AST]:
     for child in list_statements(node):
         if isinstance(child, ast.FunctionDef) and not on_use:
             continue
-        if not is_for_checkers(child):
+        if for_checkers or not is_for_checkers(child):
             yield child
-            yield from _walk(child, on_use=on_use)
+            yield from _walk(child, on_use=on_use, for_checkers=for_checkers)
 
 
 def list_cycles(loaded: dict[str, set[str]]) -> list[tuple[str, ...]]:

@@ -36,7 +36,6 @@ from weightctl.storage.location import store_of
 from weightctl.storage.remote import ahead, requests, s3_uploads, upload
 from weightctl.storage.remote.s3_uploads import PartUploads, S3Uploads
 from weightctl.write import journal
-from weightctl.write.objects import object_journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -360,7 +359,7 @@ def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "_LONGEST_WAIT", 0.02)
     monkeypatch.setattr(s3_uploads, "_ATTEMPTS", 3)
     monkeypatch.setattr(journal, "BEGIN_AFTER", 0.0)
-    monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
+    monkeypatch.setattr(journal, "_FLUSH_AFTER", 0.0)
     monkeypatch.setenv("WEIGHTCTL_TIMEOUT", "2.5")
 
 

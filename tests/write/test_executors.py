@@ -20,9 +20,14 @@ from each import usual
 from weightctl import convert, gather, shard
 from weightctl.errors import ConversionError, OutputError
 from weightctl.write.executors import WorkerLostError, distribution
-from weightctl.write.executors.places import Delivered, TemporaryFiles, _OpenUploads
+from weightctl.write.executors.destinations import (
+    Delivered,
+    Rest,
+    RestRange,
+    TemporaryFiles,
+    _OpenUploads,
+)
 from weightctl.write.executors.processes import ProcessExecutor
-from weightctl.write.executors.rests import Rest, RestRange
 from weightctl.write.executors.worker import Job, PlanRequest, digest_codecs, run_batch
 from weightctl.write.journal import Purpose
 
@@ -129,9 +134,9 @@ DRIVER = """
 import os, signal, sys
 from weightctl import convert, gather, shard
 from weightctl.write import journal
-from weightctl.write.executors.places import TemporaryFiles
+from weightctl.write.executors.destinations import TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
-from weightctl.write.executors.rests import Rest, RestRange
+from weightctl.write.executors.destinations import Rest, RestRange
 
 journal.BEGIN_AFTER = 0.0
 made = []

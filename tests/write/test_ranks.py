@@ -23,7 +23,7 @@ from each import usual
 from rank_processes import end_ranks, errors_of, run_ranks, start_rank
 from weightctl import convert, shard
 from weightctl.errors import ConversionError, OutputError
-from weightctl.write.executors.members import RankIdentity, find_rank
+from weightctl.write.executors.coordination import RankIdentity, find_rank
 
 RULES = {"layer.*.weight": "columnwise"}
 WORKS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -266,7 +266,7 @@ def test_ranks_continue_what_one_process_has_begun(
 
 
 def test_one_process_is_refused_while_ranks_are_at_work(model: Path, tmp_path: Path) -> None:
-    from weightctl.write.executors.markers import markers_of
+    from weightctl.write.executors.coordination import markers_of
     from weightctl.write.journal import Purpose
 
     with (

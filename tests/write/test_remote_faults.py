@@ -26,7 +26,7 @@ from tested_stores import (
 )
 from weightctl import convert
 from weightctl.errors import WeightctlError
-from weightctl.write.objects import uploading
+from weightctl.write import object_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -254,7 +254,7 @@ def test_a_run_that_fails_again_and_again_sends_each_part_once(
 def test_the_rest_of_a_journal_that_could_not_be_removed_goes_later(
     s3: S3Server, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(object_uploads, "_ENDED_AFTER", -1.0)
     bucket = s3.buckets[BUCKET]
     bucket.put("out.safetensors.weightctl-0123abcd.partial.journal-00000002", b"{}")
     convert(model, f"{S3}/out.safetensors")

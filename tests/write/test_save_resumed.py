@@ -50,7 +50,7 @@ import os, signal, sys, time
 from pathlib import Path
 from sharded_files import after, cut
 from weightctl.write import journal
-from weightctl.write.claims import find_journal
+from weightctl.write.locks import find_journal
 from weightctl.write.shard import save_shards
 journal.BEGIN_AFTER = 0
 source, out, nbytes = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

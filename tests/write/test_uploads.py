@@ -19,10 +19,9 @@ from weightctl import convert, open_weights, shard
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.storage.location import store_of
 from weightctl.system.temporary import JOURNAL, temporary_name
-from weightctl.write import journal
-from weightctl.write.executors.rests import uploads_of
-from weightctl.write.objects import object_journal, uploading
-from weightctl.write.objects.uploading import find_kept_uploads, find_shared_uploads
+from weightctl.write import journal, object_uploads
+from weightctl.write.executors.destinations import uploads_of
+from weightctl.write.object_uploads import find_kept_uploads, find_shared_uploads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -147,7 +146,7 @@ def test_a_run_that_fails_leaves_nothing_visible_and_is_continued(
     expected: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
+    monkeypatch.setattr(journal, "_FLUSH_AFTER", 0.0)
     # Until then, parts that have arrived are in the journal.
     fault = s3.inject(Answer(403, pause=0.5), "PUT", path="partNumber", nth=range(nth, 1000))
     with pytest.raises(OutputError, match="access is denied") as caught:
@@ -179,7 +178,7 @@ def caught_parts(bucket: Bucket) -> list[memoryview]:
 def test_another_plan_starts_over_and_says_so(
     s3: S3Server, bucket: Bucket, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(object_uploads, "_ENDED_AFTER", -1.0)
     fault = s3.inject(Answer(403, pause=0.5), "PUT", path="partNumber", nth=range(3, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{S3}/out.safetensors", threads=1)
@@ -276,7 +275,7 @@ def test_a_journal_that_is_removed_while_it_is_read_is_not_there(
         return read(self, url)
 
     monkeypatch.setattr(type(uploads), "read", remove_and_read)
-    assert uploading.find_stopped_upload(out, uploads, None).objects == ()
+    assert object_uploads.find_stopped_upload(out, uploads, None).objects == ()
     assert not [*s3.buckets[BUCKET]]
 
 
@@ -440,7 +439,7 @@ def test_a_stopped_run_is_continued(
     expected: bytes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_journal, "_FLUSH_AFTER", 0.0)
+    monkeypatch.setattr(journal, "_FLUSH_AFTER", 0.0)
     fault = store.server.inject(Answer(403, pause=0.5), "PUT", path=store.part, nth=range(5, 1000))
     with pytest.raises(OutputError, match="access is denied") as caught:
         convert(model, f"{store.url}/out.safetensors", threads=1)
@@ -458,7 +457,7 @@ def test_a_stopped_run_is_continued(
 def test_uploads_of_another_plan_are_ended(
     store: TestedStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(object_uploads, "_ENDED_AFTER", -1.0)
     fault = store.server.inject(Answer(403, pause=0.5), "PUT", path=store.part, nth=range(5, 1000))
     with pytest.raises(OutputError):
         convert(model, f"{store.url}/out/", max_shard_size="1MB", threads=1)
@@ -519,11 +518,11 @@ def test_looking_for_a_stopped_run_removes_nothing(
     uploads: Uploads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uploading, "_ENDED_AFTER", -1.0)
+    monkeypatch.setattr(object_uploads, "_ENDED_AFTER", -1.0)
     path = f"{store.url}/out.safetensors"
     left = f"{temporary_name(path, '0123abcd')}{JOURNAL}-00000001"
     uploads.put(left, b"not a journal", force=True)
     assert not look(SimpleNamespace(path=path), lambda: None)
     assert len(store.read()) == 1
-    uploading.find_stopped_upload(path, uploads, None)
+    object_uploads.find_stopped_upload(path, uploads, None)
     assert not store.read()

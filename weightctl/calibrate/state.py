@@ -20,7 +20,7 @@ from weightctl.storage.base import cannot_write
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import temporary_name, token_of
 from weightctl.text.untyped import is_object
-from weightctl.write.claims import (
+from weightctl.write.locks import (
     clear_leftovers,
     entrance,
     find_leftovers,

@@ -44,7 +44,7 @@ def extract(
     merging the adapter restores the tuned model.
     """
     del anonymous  # its callback has taken effect
-    from weightctl.write.lora.extract import extract as write_adapter
+    from weightctl.write.extract import extract as write_adapter
 
     header = header_of(open_weights(base))
     total = sum(info.nbytes for info in header.tensors.values())

@@ -21,10 +21,10 @@ from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
-from weightctl.write.claims import find_journal
 from weightctl.write.conversion import notes_on
 from weightctl.write.describe import input_files
 from weightctl.write.executors import is_shared
+from weightctl.write.locks import find_journal
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -441,7 +441,7 @@ def write_report(path: str, document: dict[str, Any], *, force: bool) -> None:
 def write_content(path: str, raw: bytes, *, force: bool) -> None:
     """Write bytes to a file or a pipe; a file is either written completely or left unchanged."""
     from weightctl.write.partial import write_files
-    from weightctl.write.streaming import open_stream
+    from weightctl.write.targets import open_stream
 
     if is_stream(path):
         with open_stream(path) as stream:

@@ -18,8 +18,7 @@ from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.wording import pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.describe import identify_run
-from weightctl.write.executors.batches import cut_batches, list_keyed_tasks
-from weightctl.write.executors.distribution import plan_distribution
+from weightctl.write.executors.distribution import cut_batches, list_keyed_tasks, plan_distribution
 from weightctl.write.gathering import gathering
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from typer.models import OptionInfo
 
     from weightctl.write.conversion import Conversion
-    from weightctl.write.executors.batches import Batch
+    from weightctl.write.executors.distribution import Batch
     from weightctl.write.gathering import Gathering
     from weightctl.write.journal import Purpose
     from weightctl.write.outcome import Outcome

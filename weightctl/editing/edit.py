@@ -33,7 +33,7 @@ from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import JOURNAL, temporary_name, token_of
 from weightctl.text.sizes import parse_size
 from weightctl.weights.tree import header_of
-from weightctl.write.claims import (
+from weightctl.write.locks import (
     entrance,
     find_leftovers,
     lock_path,

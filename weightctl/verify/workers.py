@@ -13,7 +13,7 @@ from weightctl.storage.location import absolute
 from weightctl.system.temporary import new_token
 from weightctl.weights.tree import source_of
 from weightctl.write.executors import WorkerLostError
-from weightctl.write.executors.batches import parse_task_size
+from weightctl.write.executors.distribution import parse_task_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Item, Plan
     from weightctl.storage.base import Writer
     from weightctl.weights.info import TensorInfo
-    from weightctl.write.read_ahead import RemoteReads
-    from weightctl.write.tasks import Chunk, Portion, Task
+    from weightctl.write.tasks import Chunk, Portion, RemoteReads, Task
 
 DEFAULT_MEMORY = 256 << 20
 # A thread needs at least this number of bytes: with smaller chunks, the interpreter would take most
@@ -174,7 +173,7 @@ class ConversionWork:
     def expect(self, tasks: Iterable[Task]) -> None:
         """Fetch remote files ahead, in the order in which these tasks read them."""
         if self._is_remote:
-            from weightctl.write.read_ahead import RemoteReads
+            from weightctl.write.tasks import RemoteReads
 
             ranges = (self._find_range(portion) for task in tasks for portion in task.portions)
             self._remote = RemoteReads(filter(None, ranges))
@@ -206,7 +205,7 @@ class ConversionWork:
         """Fetch remote files ahead, in the order of the tasks, except bytes that are not sent."""
         with self._lock:
             if self._is_remote and self._remote is None:
-                from weightctl.write.read_ahead import RemoteReads
+                from weightctl.write.tasks import RemoteReads
 
                 self._remote = RemoteReads(self._list_reads(files))
 

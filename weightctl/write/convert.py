@@ -6,40 +6,35 @@ import os
 from dataclasses import replace
 from enum import Enum
 from functools import partial as partial_of
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.families.loaded import refuse_differences
-from weightctl.families.model import ARCHITECTURE
 from weightctl.formats import WHISPER_CPP
-from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
-from weightctl.plan.arrangement import leave_room, select, split
+from weightctl.plan.arrangement import leave_room, split
 from weightctl.plan.cast import cast
 from weightctl.plan.metadata import Setting, change_metadata, list_settings
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
-from weightctl.plan.rename import RenamingsLike, collect_renamings, list_rule_files
-from weightctl.plan.rename import rename as renamed
+from weightctl.plan.rename import RenamingsLike, list_rule_files
 from weightctl.plan.scheme_names import SchemeRecipe, find_scheme
 from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
-from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
-from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.optional_parts import OptionalPart
-from weightctl.translate.plans import ModelPart, Names, plan_of
+from weightctl.translate.plans import Names
 from weightctl.translate.tensor_scales import add_tensor_scales
 from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
+from weightctl.weights.tree import Checkpoint, source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
-from weightctl.write.lora.merged import Merge, plan_merge
+from weightctl.write.planning import Merge, ModelParts, find_parts, make_plan, plan_merge
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
@@ -50,12 +45,8 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.formats.imatrix import Importance
     from weightctl.plan.types import TypeLike
-    from weightctl.translate.clip import ClipConvention
-    from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.weights.protocol import Weights
 
-# A size in the metadata of all Whisper models with OpenAI's names.
-_OF_WHISPER = "dims.n_vocab"
 _LEAST_MEMORY = 4_000_000
 
 _RECIPE_OF_PARTS = (
@@ -431,161 +422,3 @@ def _choice(kind: type[_Choice], given: _Choice | str, what: str) -> _Choice:
     except ValueError as error:
         choices = ", ".join(str(each.value) for each in kind)
         raise ConversionError(f"{what} cannot be {given!r}", hint=f"choices: {choices}") from error
-
-
-# The parts of a multimodal model in a conversion, and the plan of the part that is written.
-
-
-class ModelParts(NamedTuple):
-    """Which part of a multimodal model is written, and what is known of its tower.
-
-    - `mmproj`: the content of the file with the tower, if the output is to contain it.
-    - `beside`: the conversion that writes that file, if there is one.
-    """
-
-    part: ModelPart = ModelPart.WHOLE
-    mmproj: Checkpoint | None = None
-    beside: Conversion | None = None
-
-
-def find_parts(
-    weights: Checkpoint,
-    mmproj: str | os.PathLike[str] | None,
-    where: Target,
-    plan_tower: Callable[[], Conversion] | None,
-) -> ModelParts:
-    """Return what a conversion does with the file of a tower: read it, or write it.
-
-    `mmproj` is the path of the file, None if there is none. `plan_tower` plans to write it beside
-    the output `where`; it is None if the file is the output. Raises `ConversionError` if both have
-    the same path, and as `open_weights` does for a file that is read.
-    """
-    if mmproj is None:
-        return ModelParts()
-    if plan_tower is None:
-        return ModelParts(ModelPart.TOWER)
-    if ARCHITECTURE in header_of(weights).metadata:
-        return ModelParts(mmproj=open_weights(mmproj))
-    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
-        raise ConversionError(
-            f"{where.path} is both the output and the file of the tower",
-            hint="choose another path for --mmproj (mmproj in Python)",
-        )
-    return ModelParts(ModelPart.TEXT, beside=plan_tower())
-
-
-def make_plan(
-    weights: Checkpoint,
-    where: Target,
-    *,
-    parts: ModelParts,
-    names: Names,
-    weights_only: bool,
-    rename: RenamingsLike | None,
-    is_cast: bool,
-    in_blocks: bool,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    without: Sequence[OptionalPart],
-    base: str | os.PathLike[str] | None = None,
-) -> Plan:
-    """Plan to store a tree; the tensors below a node that is not the root keep their names.
-
-    The other arguments are those of `convert` and `plan_of`. Raises `ConversionError` for arguments
-    that need the root of the tree, `MissingTensorError` if nothing exists at a node, and as
-    `plan_of` does.
-    """
-    prefix = weights.name
-    tree = Checkpoint(source_of(weights)) if prefix else weights
-    if prefix and (rename is not None or weights_only):
-        name = "weights_only" if rename is None else "rename"
-        raise ConversionError(
-            f"{name} works only on a whole checkpoint, but `{prefix}` is a part of one",
-            hint="convert the root of the tree, with include",
-        )
-    if weights_only:
-        from weightctl.plan.weights_only import keep_weights
-
-        tree = keep_weights(tree)
-    if rename is not None:
-        tree = renamed(tree, collect_renamings(rename))
-    # Only a whole model can be translated to another naming convention.
-    is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
-    if not is_kept:
-        own = _plan_adapter(tree, where, names, None if base is None else os.fspath(base))
-        own = own or _plan_clip(tree, where, names) or _plan_whisper(tree, where, names)
-        if own is not None:
-            return select(own, include, exclude)
-    plan = plan_of(
-        tree,
-        where.format,
-        names=Names.KEEP if is_kept else names,
-        is_model=where.file_name is not None,
-        is_cast=is_cast,
-        in_blocks=in_blocks,
-        include=include,
-        exclude=exclude,
-        without=without,
-        part=parts.part,
-        mmproj=parts.mmproj,
-    )
-    if not prefix:
-        return plan
-    if not weights:
-        find_stored_name(weights)  # raises MissingTensorError, with similar names
-    stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
-    return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
-
-
-def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | None) -> Plan | None:
-    """Return the plan for a LoRA adapter that is to become GGUF; None for any other plan.
-
-    If `base` is None, it is the model that the adapter names, if that is a local directory.
-    """
-    header = header_of(tree)
-    document = config(header.files, ADAPTER_CONFIG)
-    is_to_gguf = where.format == "gguf" and header.format != "gguf" and names is not Names.KEEP
-    if not is_to_gguf or not is_adapter_checkpoint(header, document):
-        if base is not None:
-            raise ConversionError(
-                "--base (base in Python) applies only to LoRA adapters that are converted to GGUF",
-                hint="to merge an adapter into a model, use `weightctl merge MODEL ADAPTER OUT`",
-            )
-        return None
-    named = document.get("base_model_name_or_path")
-    if base is None and isinstance(named, str) and os.path.isfile(os.path.join(named, CONFIG)):
-        base = named
-    if base is None:
-        return None
-    from weightctl.adapters.gguf_file import plan_adapter
-
-    return plan_adapter(tree, base)
-
-
-def _plan_clip(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
-    """Return the plan for a CLIP model whose names change; None for any other plan."""
-    is_model = where.file_name is not None
-    is_to_hugging_face = names is Names.HF or (names is Names.AUTO and is_model)
-    if names is not Names.OPENAI and not (is_to_hugging_face and is_openai_clip(header_of(tree))):
-        return None
-    from weightctl.translate.clip import plan_clip
-
-    wanted: ClipConvention = "openai" if names is Names.OPENAI else "hugging_face"
-    return plan_clip(tree, where.format, wanted, is_model=is_model)
-
-
-def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
-    """Return the plan for a Whisper model whose names change; None for any other plan."""
-    is_asked = where.format == WHISPER_CPP or names is Names.OPENAI
-    if names in {Names.KEEP, Names.GGUF} or not (
-        is_asked or _OF_WHISPER in header_of(tree).metadata
-    ):
-        return None
-    from weightctl.translate.whisper.plans import plan_whisper
-
-    conventions: dict[Names, WhisperConvention] = {
-        Names.HF: "hugging_face",
-        Names.OPENAI: "openai",
-    }
-    wanted = conventions.get(names)
-    return plan_whisper(tree, where.format, wanted, is_model=where.file_name is not None)

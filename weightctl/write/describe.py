@@ -23,6 +23,7 @@ from weightctl.storage.location import (
     parse_location,
     without_file_scheme,
 )
+from weightctl.system import __version__
 from weightctl.system.collection import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.wording import list_first
@@ -178,8 +179,7 @@ def _refuse_unfit(
 @without_collection()
 def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
     """Return the purpose of a run; only a run with the same plan and input can continue it."""
-    from weightctl import __version__  # a codec may change from version to version
-
+    # A codec may change from version to version.
     found = hashlib.sha256(__version__.encode())
     if isinstance(plan, Plan):
         # Steps such as a permutation of heads depend on the config, but their text does not contain

@@ -1,4 +1,7 @@
-"""The files that a plan makes, known before they are written, and checks of their target."""
+"""The files that a plan makes, known before they are written, and checks of their target.
+
+The target is a local path, an object store, or a repository of the Hugging Face Hub.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from weightctl.storage.files import exists, file_size, is_directory, is_file, li
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
-from weightctl.write.claims import find_leftovers
+from weightctl.write.locks import find_leftovers
 from weightctl.write.targets import (
     check_place,
     make_older_error,
@@ -24,7 +27,7 @@ from weightctl.write.targets import (
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from weightctl.formats.base import Layout
     from weightctl.formats.sharded.record import Manifest, SourceFingerprint
@@ -169,8 +172,6 @@ class Outcome:
             return
         path = self.path
         if has_commits(path):
-            from weightctl.write.repository import refuse_files
-
             refuse_files(self, force=force)
             return
         for each in [path] if self.is_directory else self.files:
@@ -286,3 +287,71 @@ def _walk(directory: str) -> Iterator[str]:
         return
     for parent, _, names in os.walk(directory):
         yield from (os.path.join(parent, name) for name in names)
+
+
+# Repositories of the Hugging Face Hub, whose modules most runs do not load.
+
+
+def is_kept(path: str, files: Collection[str]) -> bool:
+    """Whether the repository keeps its own file of this path: an existing model card."""
+    return os.path.basename(path) == "README.md" and path in files
+
+
+def list_replaced_files(outcome: Outcome, files: Collection[str]) -> list[str]:
+    """Return files of a repository that readers would assign to the output.
+
+    These are parts of an earlier output that this output does not have.
+    """
+    from weightctl.storage.remote.hub_url import parse_hub_url
+
+    directory = os.path.dirname(parse_hub_url(outcome.path_of(outcome.names[0])).path)
+    new = {parse_hub_url(outcome.path_of(name)).path for name in outcome.names}
+    pattern = outcome.where.pattern()
+    return sorted(
+        path
+        for path in files
+        if os.path.dirname(path) == directory
+        and pattern.fullmatch(os.path.basename(path))
+        and path not in new
+    )
+
+
+def refuse_files(outcome: Outcome, *, force: bool) -> None:
+    """Raise `OutputError` if an output cannot be committed, or replaces files without `force`.
+
+    Other files in the repository are kept.
+    """
+    from weightctl.storage.remote.hub_commits import ModelRepository
+    from weightctl.storage.remote.hub_url import parse_hub_url
+
+    repository = ModelRepository(outcome.path, outcome.where.commit)
+    repository.refuse()
+    commit = repository.find_commit()
+    if commit is None:
+        return
+    files = commit.files
+    beside = [*outcome.carried, *outcome.documents] if outcome.is_directory else []
+    urls = {parse_hub_url(url).path: url for url in map(outcome.path_of, (*outcome.names, *beside))}
+    old = list_replaced_files(outcome, files)
+    inputs = {parse_hub_url(url) for url in outcome.inputs if has_commits(url)}
+    for name in outcome.names:
+        if parse_hub_url(outcome.path_of(name)) in inputs:
+            raise OutputError(
+                f"{outcome.path_of(name)} is the input itself",
+                hint="choose another name for the output",
+            )
+    for path, url in urls.items():
+        if path in commit.directories:
+            raise OutputError(f"{url} is a directory", hint="choose another name for the output")
+        if path in files and not force and not is_kept(path, files):
+            raise OutputError(
+                f"{url} exists", hint="to replace it, use --force (force=True in Python)"
+            )
+    for path in old:
+        if not force:
+            raise make_older_error(f"{path} in {outcome.path}")
+        if repository.place._replace(path=path) in inputs:
+            raise OutputError(
+                f"{path} in {outcome.path} is an input, which the output would replace",
+                hint="choose another name for the output",
+            )

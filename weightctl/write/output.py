@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial as bind
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats.huggingface import restate_dtype
@@ -21,9 +21,7 @@ from weightctl.write.threads import StoppedError, run_all
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
-        Collection,
         Iterable,
-        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
@@ -33,59 +31,20 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import Writer
     from weightctl.weights.source import Source
-    from weightctl.write.committing import CommitRun
     from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.worker import BatchResult
+    from weightctl.write.hub_commit import CommitRun
     from weightctl.write.journal import Purpose, Record
-    from weightctl.write.objects.uploading import UploadRun
+    from weightctl.write.object_uploads import UploadRun
     from weightctl.write.outcome import Outcome
     from weightctl.write.partial import Partial
-    from weightctl.write.tasks import KeyedTask
+    from weightctl.write.tasks import Work
 
 _COPY = 1 << 20
 # Errors after which a run is not continued: impossible conversions, and faults of the program.
 _FINAL = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _CONTINUES = "the same command continues where this one stopped"
-
-
-class Work(Protocol):
-    """Fills the files of an outcome with tasks, which threads carry out."""
-
-    def select(self, records: Iterable[Record], /) -> list[Record]:
-        """Return the records of an earlier run that are valid."""
-        ...
-
-    def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
-        """Return the number of output bytes of the recorded tasks."""
-        ...
-
-    def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
-        """Return the tasks that are not recorded."""
-        ...
-
-    def measure(self, task: Any, /) -> KeyedTask:
-        """Return the key by which workers find a task, and its bytes."""
-        ...
-
-    def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
-        """Return the tasks with these keys, which will be done next."""
-        ...
-
-    def do(
-        self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
-    ) -> list[Record]:
-        """Carry out a task, and return its records; the bytes may not be on the disk yet."""
-        ...
-
-    def list_documents(
-        self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
-    ) -> Mapping[str, bytes]:
-        """Return documents that describe the output.
-
-        This is called before the first task, without records, and after the last task.
-        """
-        ...
 
 
 class Written(NamedTuple):
@@ -131,7 +90,7 @@ def write_output(
     if distribution is None or not is_shared(distribution.on):
         with hold(is_shared=False) as partial:
             return write(partial, progress=progress, distribution=distribution)
-    from weightctl.write.executors.shared import write_shared
+    from weightctl.write.executors.ranks import write_shared
 
     def finish() -> list[Record]:
         with hold(is_shared=True) as partial:
@@ -209,10 +168,10 @@ def _hold(
     if not is_remote(outcome.path):
         return hold_output(outcome, identify, force=force, is_shared=is_shared)
     if has_commits(outcome.path):
-        from weightctl.write.committing import hold_commit
+        from weightctl.write.hub_commit import hold_commit
 
         return hold_commit(plan, outcome, force=force, memory=memory // 4)
-    from weightctl.write.objects.uploading import hold_upload
+    from weightctl.write.object_uploads import hold_upload
 
     return hold_upload(
         plan, outcome, identify, force=force, memory=memory // 4, is_shared=is_shared
@@ -225,7 +184,7 @@ def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> in
         return 0
     identify = bind(identify_run, plan, outcome)
     if is_remote(outcome.path):
-        from weightctl.write.objects.uploading import find_kept_uploads
+        from weightctl.write.object_uploads import find_kept_uploads
 
         records = find_kept_uploads(outcome, identify)
     else:
@@ -289,8 +248,7 @@ def _distribute(
     progress: Callable[[int], object] | None,
 ) -> WorkerCounts:
     """Let workers do all tasks that are not recorded, and record them."""
-    from weightctl.write.executors.batches import list_keyed_tasks
-    from weightctl.write.executors.distribution import distribute
+    from weightctl.write.executors.distribution import distribute, list_keyed_tasks
 
     def accept(result: BatchResult, nbytes: int) -> None:
         partial.accept(result.delivered)

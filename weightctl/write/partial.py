@@ -30,7 +30,8 @@ from weightctl.system.temporary import (
     temporary_name,
     token_of,
 )
-from weightctl.write.claims import (
+from weightctl.write.journal import Journal, read_journal
+from weightctl.write.locks import (
     clear_leftovers,
     entrance,
     find_leftovers,
@@ -39,14 +40,13 @@ from weightctl.write.claims import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.journal import Journal, read_journal
 from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
-    from weightctl.write.executors.markers import Markers
-    from weightctl.write.executors.places import Delivered, TemporaryFiles
+    from weightctl.write.executors.coordination import Markers
+    from weightctl.write.executors.destinations import Delivered, TemporaryFiles
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
@@ -177,7 +177,7 @@ class Partial:
 
     def place(self) -> TemporaryFiles:
         """Return the place that workers write to."""
-        from weightctl.write.executors.places import TemporaryFiles
+        from weightctl.write.executors.destinations import TemporaryFiles
 
         return TemporaryFiles(tuple(file.path for file in self.files))
 
@@ -389,7 +389,7 @@ def find_kept(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record
 
 def _ranks_token(identify: Callable[[], Purpose] | None) -> str:
     """Return the token of the run that several processes share; empty if it has no identity."""
-    from weightctl.write.executors.markers import ranks_token  # most runs are not shared
+    from weightctl.write.executors.coordination import ranks_token  # most runs are not shared
 
     return "" if identify is None else ranks_token(identify())
 
@@ -401,7 +401,7 @@ def find_shared_files(
     left = find_resumable(outcome.path, identify, has_markers=False)
     if left.markers is None:
         return None
-    from weightctl.write.executors.places import TemporaryFiles
+    from weightctl.write.executors.destinations import TemporaryFiles
 
     partial = Partial(outcome, left)
     return TemporaryFiles(tuple(map(partial.path_of, outcome.parts))), left.records
@@ -498,7 +498,7 @@ def find_resumable(
             elif before.plan != now.plan:
                 lost = "the plan has changed"
             else:
-                from weightctl.write.executors.markers import markers_of, read_done
+                from weightctl.write.executors.coordination import markers_of, read_done
 
                 markers = markers_of(path, now)
                 if has_markers:

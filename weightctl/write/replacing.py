@@ -18,7 +18,7 @@ from weightctl.formats import format_by_index
 from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
-from weightctl.write.claims import remove_path
+from weightctl.write.locks import remove_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

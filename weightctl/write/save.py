@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial as bind
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.formats.base import write_in_order
 from weightctl.plan.plan import Plan
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
 from weightctl.write.conversion_tasks import (
     ConversionWork,
+    add_loss,
     count_threads,
     memory_budget,
 )
 from weightctl.write.describe import describe
 from weightctl.write.output import write_output
-from weightctl.write.targets import Target, target
+from weightctl.write.targets import Target, open_stream, target
+from weightctl.write.tasks import cut_tasks
+from weightctl.write.threads import run_in_order
 
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
+        Iterator,
         Mapping,
     )
 
     from weightctl.codecs.loss import Loss
+    from weightctl.storage.base import Bytes, FileRange
+    from weightctl.weights.info import TensorInfo
     from weightctl.weights.protocol import Weights
+    from weightctl.write.conversion_tasks import Filled
     from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
@@ -107,8 +116,6 @@ def save(
     work = ConversionWork(plan, list(outcome.parts.values()), threads=count, memory=budget)
     if where.is_stream:
         outcome.refuse(force=force)
-        from weightctl.write.streaming import write_stream
-
         losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
     written = write_output(
@@ -124,3 +131,60 @@ def save(
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started
     return Saved(outcome, seconds, losses, *written[1:])
+
+
+# The size of tasks. A pipe takes chunks in order, so tasks are small.
+_STREAMED = 2 << 20
+
+
+def write_stream(
+    plan: Plan,
+    outcome: Outcome,
+    work: ConversionWork,
+    *,
+    threads: int,
+    progress: Callable[[int], object] | None,
+) -> dict[str, Loss]:
+    """Write the single file of an outcome to a pipe; return the rounding errors by tensor."""
+    ((_, layout),) = outcome.parts.items()
+    tasks = list(cut_tasks(plan, [layout], nbytes=_STREAMED))
+    work.expect(tasks)
+    # If checksums are written, bytes are read; otherwise, ranges of files may be copied.
+    results = work.results_in_order
+    fill = bind(work.fill, ranges=layout.between is None, results=results)
+    losses: dict[str, Loss] = {}
+    with open_stream(outcome.where.path) as stream:
+        filled = run_in_order(fill, tasks, threads=threads, results=results)
+        try:
+            pull = _Pull(filled, losses, progress)
+            write_in_order(layout, stream, pull)
+        finally:
+            filled.close()
+    plan.source.refuse_change()
+    return losses
+
+
+class _Pull:
+    """Returns the bytes of each tensor, when called for the tensors in order."""
+
+    def __init__(
+        self,
+        filled: Iterator[Filled],
+        losses: dict[str, Loss],
+        progress: Callable[[int], object] | None,
+    ) -> None:
+        self._filled = filled
+        self._losses = losses
+        self._progress = progress
+        self._ahead: Filled | None = None
+
+    def __call__(self, info: TensorInfo) -> Iterator[Bytes | FileRange]:
+        if self._ahead is None:
+            self._ahead = next(self._filled, None)
+        while self._ahead is not None and self._ahead.info is info:
+            _, _, data, loss = self._ahead
+            add_loss(self._losses, info.name, loss)
+            yield data
+            if self._progress is not None:
+                self._progress(data.nbytes)
+            self._ahead = next(self._filled, None)

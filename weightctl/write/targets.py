@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import stat
+import sys
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,8 +25,9 @@ from weightctl.formats import (
 )
 from weightctl.formats.open.parts import is_part, part_name
 from weightctl.formats.open.sets import split_suffix
-from weightctl.storage.base import CommitOptions
+from weightctl.storage.base import CommitOptions, cannot_write
 from weightctl.storage.files import exists, is_directory, is_file, list_names, refresh
+from weightctl.storage.local import PipeWriter
 from weightctl.storage.location import (
     has_commits,
     is_remote,
@@ -35,7 +38,7 @@ from weightctl.storage.location import (
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 STDOUT = "-"
 _NO_OPTIONS = CommitOptions()
@@ -172,6 +175,29 @@ def is_stream(path: str) -> bool:
 def stream_name(path: str) -> str:
     """Return the name of a stream for messages, which is the same for all names of stdout."""
     return "stdout" if path in _STDOUTS else path
+
+
+@contextmanager
+def open_stream(path: str) -> Generator[PipeWriter, None, None]:
+    """Open a pipe or device for writing in order; `-` is stdout.
+
+    Written bytes cannot be removed. Opening a named pipe waits for its reader. Raises `OutputError`
+    if it cannot be opened.
+    """
+    if stream_name(path) == stream_name(STDOUT):
+        if not sys.stdout:  # it was closed before this process began
+            raise OutputError("stdout is closed", hint="write to a file")
+        sys.stdout.flush()
+        yield PipeWriter(sys.stdout.fileno(), "stdout")
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    try:
+        yield PipeWriter(descriptor, path)
+    finally:
+        os.close(descriptor)
 
 
 def _format_of_file(path: str, format_name: str | None) -> str:

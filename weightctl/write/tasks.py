@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from math import lcm, prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import ConversionError
+from weightctl.storage.location import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item, Plan
+    from weightctl.storage.base import FileRange, Writer
+    from weightctl.write.journal import Record
+    from weightctl.write.outcome import Outcome
 
 # The working memory in bytes per element that a codec may need (tests check this limit).
 _WORKING = 64
@@ -73,6 +79,45 @@ class KeyedTask(NamedTuple):
     def estimate_seconds(self, bandwidth: float = BANDWIDTH) -> float:
         """Return the expected time in seconds on one core, with `bandwidth` bytes per second."""
         return (self.read + self.made) / bandwidth + self.computing
+
+
+class Work(Protocol):
+    """Fills the files of an outcome with tasks, which threads carry out."""
+
+    def select(self, records: Iterable[Record], /) -> list[Record]:
+        """Return the records of an earlier run that are valid."""
+        ...
+
+    def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
+        """Return the number of output bytes of the recorded tasks."""
+        ...
+
+    def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
+        """Return the tasks that are not recorded."""
+        ...
+
+    def measure(self, task: Any, /) -> KeyedTask:
+        """Return the key by which workers find a task, its bytes, and its expected time."""
+        ...
+
+    def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
+        """Return the tasks with these keys, which will be done next."""
+        ...
+
+    def do(
+        self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
+    ) -> list[Record]:
+        """Carry out a task, and return its records; the bytes may not be on the disk yet."""
+        ...
+
+    def list_documents(
+        self, outcome: Outcome, records: Mapping[tuple[int, str], Record] | None, /
+    ) -> Mapping[str, bytes]:
+        """Return documents that describe the output.
+
+        This is called before the first task, without records, and after the last task.
+        """
+        ...
 
 
 class Chunk(NamedTuple):
@@ -242,3 +287,48 @@ def _list_matrices(portion: Portion) -> Iterator[tuple[int, int, F32 | None]]:
         first = max(matrix * size, portion.start)
         last = min((matrix + 1) * size, portion.stop)
         yield first, last, item.importance_of(matrix)
+
+
+# The largest size of a requested range.
+_LARGEST = 8 << 20
+
+
+class RemoteReads:
+    """The ranges of remote files that tasks will read; ranges of local files are left out.
+
+    `advance` is called repeatedly while tasks run.
+    """
+
+    def __init__(self, ranges: Iterable[FileRange]) -> None:
+        self._ranges = deque(_merge(each for each in ranges if is_remote(each.file.path)))
+        self._lock = Lock()
+
+    def advance(self) -> None:
+        """Request the next ranges, up to the limit of memory."""
+        with self._lock:
+            while self._ranges and self._ranges[0].expect():
+                self._ranges.popleft()
+
+
+def _merge(ranges: Iterable[FileRange]) -> Iterable[FileRange]:
+    """Split ranges into ranges of at most `_LARGEST` bytes, and join adjacent ones of a file."""
+    last: FileRange | None = None
+    steps = (
+        whole.part(start, start + _LARGEST)
+        for whole in ranges
+        for start in range(0, whole.nbytes, _LARGEST)
+    )
+    for each in steps:
+        if last is None:
+            last = each
+        elif (
+            each.file is last.file
+            and each.offset == last.offset + last.nbytes
+            and last.nbytes + each.nbytes <= _LARGEST
+        ):
+            last = last.file.range(last.offset, each.offset + each.nbytes)
+        else:
+            yield last
+            last = each
+    if last is not None:
+        yield last

@@ -86,7 +86,7 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     set.
     """
     from weightctl.write.partial import write_files
-    from weightctl.write.streaming import open_stream
+    from weightctl.write.targets import open_stream
 
     made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]

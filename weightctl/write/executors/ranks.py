@@ -1,7 +1,7 @@
 """Runs that processes share without an executor: each claims tasks, and one completes the output.
 
 Every process makes the same plan, and numbers the same batches of tasks. Markers next to the output
-record the batches that are claimed and done (see `markers` and `members`). The process with the
+record the batches that are claimed and done (see `coordination`). The process with the
 first claim creates the files, and the process that claims the end gives them their final names.
 Some markers of a complete output are kept, so that a process that is started again does nothing.
 """
@@ -9,17 +9,22 @@ Some markers of a complete output are kept, so that a process that is started ag
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from functools import partial as bind
 from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, open_reader, prepare, refresh
+from weightctl.storage.location import is_remote
+from weightctl.write.describe import identify_run
 from weightctl.write.executors import WORKERS, WorkerCounts
-from weightctl.write.executors.batches import cut_batches
-from weightctl.write.executors.distribution import PATIENCE, SLOW, make_job
-from weightctl.write.executors.markers import (
+from weightctl.write.executors.coordination import (
+    CLAIM,
     DONE,
+    Membership,
+    find_rank,
     format_done,
     format_json,
     markers_of,
@@ -27,21 +32,33 @@ from weightctl.write.executors.markers import (
     parse_json,
     read_done,
 )
-from weightctl.write.executors.members import CLAIM, Membership, find_rank
-from weightctl.write.executors.rests import uploads_of
+from weightctl.write.executors.destinations import uploads_of
+from weightctl.write.executors.distribution import (
+    PATIENCE,
+    SLOW,
+    cut_batches,
+    list_keyed_tasks,
+    make_job,
+)
 from weightctl.write.executors.worker import PlannedWork, do_batch
+from weightctl.write.object_uploads import UploadRun, find_shared_uploads
+from weightctl.write.partial import find_shared_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
-    from weightctl.write.executors.batches import Batch
-    from weightctl.write.executors.distribution import Distribution
-    from weightctl.write.executors.markers import Markers
-    from weightctl.write.executors.places import OpenPlace, Place
+    from weightctl.plan.plan import Plan
+    from weightctl.sharding.plan import ShardPlan
+    from weightctl.write.executors.coordination import Markers
+    from weightctl.write.executors.destinations import OpenPlace, Place
+    from weightctl.write.executors.distribution import Batch, Distribution
     from weightctl.write.executors.worker import Job
+    from weightctl.write.hub_commit import CommitRun
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
-    from weightctl.write.tasks import KeyedTask
+    from weightctl.write.partial import Partial
+    from weightctl.write.tasks import KeyedTask, Work
 
 _BEGUN = "begun"
 _RECORDS = "records"
@@ -396,3 +413,51 @@ def _has_published(names: Iterable[str]) -> bool:
 
 def _key(number: int) -> str:
     return f"{number:06d}"
+
+
+def write_shared(
+    distribution: Distribution,
+    plan: Plan | ShardPlan,
+    outcome: Outcome,
+    work: Work,
+    *,
+    hold: Callable[[], AbstractContextManager[Partial | UploadRun | CommitRun]],
+    finish: Callable[[], list[Record]],
+    progress: Callable[[int], object] | None,
+) -> RanksResult:
+    """Do a part of the work on an output, and return when it is complete.
+
+    `hold` locks the output while its files are created, and `finish` gives them their final names.
+    """
+    identify = bind(identify_run, plan, outcome)
+
+    def begin() -> None:
+        with hold() as partial:
+            partial.open_files()
+            kept = work.select(partial.kept)
+            partial.begin_journal(identify(), kept).close()
+            if isinstance(partial, UploadRun):
+                partial.add_shared()
+
+    def find() -> FoundRun | None:
+        search = find_shared_uploads if is_remote(outcome.path) else find_shared_files
+        found = search(outcome, identify)
+        if found is None:
+            return None
+        place, records = found
+        kept = {(each.file, each.key): each for each in work.select(records)}
+        kept_bytes = work.count_bytes(kept)
+        return FoundRun(place, list_keyed_tasks(work, kept), [*kept.values()], kept_bytes)
+
+    def discard() -> None:
+        with suppress(_DiscardedError), hold() as partial:
+            partial.is_resumable = False
+            raise _DiscardedError
+
+    planned = PlannedWork(plan, outcome, work)
+    run = RankRun(planned, identify(), begin, find, finish, discard)
+    return share_run(distribution, run, progress)
+
+
+class _DiscardedError(Exception):
+    """Raised to leave the hold on an output whose files are not needed."""

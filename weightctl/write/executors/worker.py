@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
+from weightctl.system import __version__
 from weightctl.write.describe import identify_run
 from weightctl.write.targets import Target
 from weightctl.write.threads import StoppedError, run_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from threading import Event
 
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.write.executors.places import Delivered, OpenPlace, Place
+    from weightctl.write.executors.destinations import Delivered, OpenPlace, Place
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
-    from weightctl.write.tasks import KeyedTask
+    from weightctl.write.tasks import Work
 
 # The default number of bytes of work that a worker takes at a time.
 DEFAULT_TASK = 2 << 30
@@ -42,32 +43,12 @@ _GOLDEN_ROWS = 2
 _GOLDEN_COLUMNS = 1024
 
 
-class BatchWork(Protocol):
-    """The part of `Work` that workers need."""
-
-    def list_tasks(self, records: Collection[tuple[int, str]], /) -> Sequence[Any]:
-        """Return the tasks that are not recorded."""
-        ...
-
-    def measure(self, task: Any, /) -> KeyedTask:
-        """Return the key by which workers find a task, its bytes, and its expected time."""
-        ...
-
-    def assign(self, keys: Sequence[Any], /) -> Sequence[Any]:
-        """Return the tasks with these keys, which will be done next."""
-        ...
-
-    def do(self, task: Any, files: Any, report: Any, /) -> list[Record]:
-        """Carry out a task."""
-        ...
-
-
 class PlannedWork(NamedTuple):
     """A plan, its outcome, its work, and the digest of this machine's results of its codecs."""
 
     plan: Plan | ShardPlan
     outcome: Outcome
-    work: BatchWork
+    work: Work
     codecs: str = ""
 
 
@@ -226,8 +207,6 @@ def _prepare(job: Job) -> _Prepared:
     if _PREPARED and _PREPARED[0].token == job.token:
         return _PREPARED[0]
     _close_prepared()
-    from weightctl import __version__
-
     if job.version != __version__:
         raise ConversionError(
             f"a worker has weightctl {__version__}, but weightctl {job.version} started the run",

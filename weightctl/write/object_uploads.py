@@ -32,12 +32,15 @@ from weightctl.system.temporary import (
     token_of,
 )
 from weightctl.text.untyped import is_object
-from weightctl.write.executors.markers import markers_of, ranks_token, read_done
-from weightctl.write.executors.places import ObjectUploads
-from weightctl.write.executors.rests import format_rest, parse_rest, uploads_of
-from weightctl.write.journal import parse_journal
-from weightctl.write.objects.object_journal import PUBLISHING, ObjectJournal
-from weightctl.write.objects.object_parts import cut_object, list_copies, list_gaps
+from weightctl.write.executors.coordination import markers_of, ranks_token, read_done
+from weightctl.write.executors.destinations import (
+    ObjectUploads,
+    format_rest,
+    parse_rest,
+    uploads_of,
+)
+from weightctl.write.journal import PUBLISHING, ObjectJournal, parse_journal
+from weightctl.write.object_parts import cut_object, list_copies, list_gaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -46,9 +49,8 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import StoredObject, Uploads
-    from weightctl.write.executors.markers import DoneBatch, Markers
-    from weightctl.write.executors.places import Delivered
-    from weightctl.write.executors.rests import Rest
+    from weightctl.write.executors.coordination import DoneBatch, Markers
+    from weightctl.write.executors.destinations import Delivered, Rest
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 

@@ -26,8 +26,8 @@ from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.text.wording import printable
-from weightctl.write.objects.object_parts import list_gaps
-from weightctl.write.repository import is_kept, list_replaced_files
+from weightctl.write.object_parts import list_gaps
+from weightctl.write.outcome import is_kept, list_replaced_files
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.remote.hub import HubCommit
     from weightctl.storage.remote.hub_commits import XetFile
-    from weightctl.write.executors.places import Delivered
+    from weightctl.write.executors.destinations import Delivered
     from weightctl.write.journal import OpenJournal, Purpose, Record
     from weightctl.write.outcome import Outcome
 

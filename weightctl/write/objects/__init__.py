@@ -1,1 +1,0 @@
-"""Writes outputs to object stores."""
