@@ -19,6 +19,7 @@ from weightctl.formats.huggingface import open_companion
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
+from weightctl.storage.remote.failures import MissingObjectError
 from weightctl.storage.remote.upload import PartLimit, UploadWriter, part_size
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
@@ -424,8 +425,6 @@ def find_stopped_upload(
 
     If `clear` is set, the uploads and journals of other runs that have ended are removed.
     """
-    from weightctl.storage.remote.requests import MissingObjectError  # needs obstore
-
     # A process that completes a shared output removes the journal, maybe while it is read here.
     for _ in range(_TRIES):
         with suppress(MissingObjectError):

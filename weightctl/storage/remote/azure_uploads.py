@@ -16,11 +16,7 @@ from azure.core import MatchConditions
 from azure.core.credentials import AccessToken, AzureSasCredential
 from azure.core.exceptions import (
     AzureError,
-    ClientAuthenticationError,
     HttpResponseError,
-    ResourceExistsError,
-    ResourceModifiedError,
-    ResourceNotFoundError,
 )
 from azure.storage.blob import (
     BlobBlock,
@@ -34,15 +30,16 @@ from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import StoredObject, UploadedPart
 from weightctl.storage.location import split_url
 from weightctl.storage.remote.buckets import AzureAccount, azure_account
-from weightctl.storage.remote.requests import (
-    LOGIN_HINTS,
-    NETWORK_HINT,
+from weightctl.storage.remote.failures import (
+    ChangedSourceError,
+    DeniedError,
     ExistingObjectError,
     MissingObjectError,
-    cloud_environment,
+    UnsupportedError,
     read_timeout,
-    wait_before,
+    translate_refusal,
 )
+from weightctl.storage.remote.requests import cloud_environment, wait_before
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.system.temporary import new_token
 
@@ -103,10 +100,10 @@ class AzureUploads:
                     name, read.url, source.offset, source.nbytes, **options
                 ),
             )
-        except _DeniedError:
+        except (DeniedError, UnsupportedError):
             # The caller sends the bytes instead. If that fails too, the output is not accessible.
             return None
-        except _ChangedSourceError as error:
+        except ChangedSourceError as error:
             raise OutputError(
                 f"{source.file.path} changed while it was copied",
                 hint="try again when nothing writes to it",
@@ -187,14 +184,6 @@ class AzureUploads:
 
         found: dict[str, StoredObject] = _translating(prefix, request)
         return found
-
-
-class _DeniedError(OutputError):
-    """The account does not have access, or the store cannot read the source of a copy."""
-
-
-class _ChangedSourceError(OutputError):
-    """The source of a copy has changed since it was opened."""
 
 
 class _CopySource(NamedTuple):
@@ -294,28 +283,10 @@ def _translate(error: AzureError | FormatError, path: str) -> OutputError:
         return OutputError(f"{path}: {error.reason}", hint=error.hint)
     found: Any = getattr(error, "error_code", None)  # set if the store has answered
     code = str(getattr(found, "value", found) or type(error).__name__)
-    kind: type[OutputError] = OutputError
-    reason, hint = f" cannot be written: {code}", NETWORK_HINT
-    if code == "SourceConditionNotMet":
-        kind, reason = _ChangedSourceError, " cannot be written: the source of a copy changed"
-    elif code in _NOT_COPIED:
-        kind = _DeniedError
-    elif isinstance(error, (ResourceExistsError, ResourceModifiedError)):
-        kind, reason = ExistingObjectError, " exists"
-        hint = "to replace it, use --force (force=True in Python)"
-    elif code == "ContainerNotFound":
-        reason, hint = ": the container does not exist", "check the URL"
-    elif isinstance(error, ResourceNotFoundError):
-        kind, reason, hint = MissingObjectError, " does not exist", "check the URL"
-    elif isinstance(error, HttpResponseError) and error.status_code in {401, 403}:
-        kind, reason, hint = _DeniedError, f": access is denied ({code})", LOGIN_HINTS["az"]
-    elif isinstance(error, ClientAuthenticationError):
-        reason, hint = ": no credentials were found", LOGIN_HINTS["az"]
-    elif code in {"InvalidBlobOrBlock", "InvalidBlockId"}:
-        reason = " cannot be written: another tool has begun to upload an object of this name"
-        hint = "use another name; the store removes the unfinished upload after a week"
-    # Messages of other errors may have a URL with a signature.
-    return kind(f"{path}{reason}", hint=hint)
+    names = {code, *(kind.__name__ for kind in type(error).__mro__)}
+    if isinstance(error, HttpResponseError) and error.status_code in {401, 403}:
+        names.add(str(error.status_code))
+    return translate_refusal(path, code, names)
 
 
 @cache

@@ -24,7 +24,8 @@ from obstore import exceptions
 from weightctl.errors import OutputError
 from weightctl.storage.location import split_url
 from weightctl.storage.remote.buckets import google_account, open_bucket
-from weightctl.storage.remote.requests import cloud_environment, repeat, translate_error
+from weightctl.storage.remote.failures import translate_error
+from weightctl.storage.remote.requests import cloud_environment, repeat
 from weightctl.storage.remote.s3_uploads import PartUploads, connect
 from weightctl.system.temporary import new_token, temporary_name
 

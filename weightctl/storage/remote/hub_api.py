@@ -13,7 +13,15 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
 from weightctl.errors import FormatError, MissingFileError
-from weightctl.storage.remote.requests import read_timeout, repeat
+from weightctl.storage.remote.failures import (
+    HUB,
+    HUB_LOGIN,
+    HUB_UNKNOWN,
+    Refusal,
+    find_refusal,
+    read_timeout,
+)
+from weightctl.storage.remote.requests import repeat
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.untyped import is_list
 
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
 
 _ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
-LOGIN = "set HF_TOKEN, or log in with `hf auth login`"
 # The largest size of an answer; a listing has some hundred bytes for each file.
 _MOST_READ = 100_000_000
 _MOST_PAGES = 1000
@@ -43,6 +50,20 @@ class HubError(Exception):
         self.code = headers.get("X-Error-Code", "")
         self.text = headers.get("X-Error-Message", "")
         super().__init__(f"status {status}: {self.text or self.code}")
+
+    @property
+    def names(self) -> set[str]:
+        """The names by which the tables of refusals recognize it."""
+        names = {self.code, str(self.status)}
+        if self.status == 401 and self.text.startswith("Invalid credentials"):
+            names.add("WrongToken")
+        if "is disabled" in self.text:
+            names.add("Disabled")
+        if self.status in {400, 422} and self.text:
+            names.add("Explained")
+        if self.status == 403 and self.code != "GatedRepo":
+            names.add("Forbidden")
+        return names
 
 
 class HubPassingError(HubError, ConnectionError):
@@ -107,7 +128,7 @@ def read_token() -> str:
     token = token.strip()
     # The token becomes a part of a request header, so it must be printable.
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise FormatError(where, None, "it is not a token of the Hugging Face Hub", hint=LOGIN)
+        raise FormatError(where, None, "it is not a token of the Hugging Face Hub", hint=HUB_LOGIN)
     return token
 
 
@@ -154,40 +175,31 @@ def _open_network() -> urllib_request.OpenerDirector:
 
 
 def explain(error: HubError, place: HubPath, url: str) -> FormatError:
-    """Return the error to raise for a refused request; the cases are those of the Hub's client."""
-    if error.code == "GatedRepo":
-        return explain_gate(place, url)
-    model, code, status = f"the model {place.repository}", error.code, error.status
-    is_wrong_token = status == 401 and error.text.startswith("Invalid credentials")
+    """Return the error to raise for a refused request."""
+    found = find_refusal(HUB, error.names) or HUB_UNKNOWN
+    # The Hub answers with 401 or 404 for what does not exist, or is private.
+    is_missing = error.status in {401, 404} and error.names.isdisjoint({"GatedRepo", "WrongToken"})
+    kind = MissingFileError if is_missing else FormatError
+    reason, hint = _fill(found, place, error.status)
+    return kind(url, None, reason, hint=hint)
+
+
+def _fill(found: Refusal, place: HubPath, status: int = 0) -> tuple[str, str]:
+    """Return the reason and the hint of a row, with the words of a request."""
+    parts = urlsplit(endpoint())
+    site = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
     has_token = bool(read_token())
-    checks = (
-        "check the name, and whether your token may read it"
-        if has_token
-        else f"check the name; for a private model, {LOGIN}"
-    )
-    later = "" if has_token else f"; a token allows more: {LOGIN}"
-    cases = (
-        (code == "RevisionNotFound", f"{model} has no revision `{place.revision}`",
-         f"check the revision; hf://{place.repository} is the main branch"),
-        (code == "EntryNotFound", "No such file or directory", "check the URL"),
-        (is_wrong_token, "the Hugging Face Hub did not accept the token",
-         f"{LOGIN}; for a public model, use --anonymous"),
-        (code == "RepoNotFound" or status in {401, 404},
-         f"{model} does not exist on the Hugging Face Hub, or is private", checks),
-        ("is disabled" in error.text, f"the Hugging Face Hub has disabled {model}",
-         f"its page says why: {_page(place)}"),
-        (status == 429, "the Hugging Face Hub allows no more requests for now",
-         f"try again in some minutes{later}"),
-        (status == 403, "access is denied", f"check the permissions of your token, or {LOGIN}"),
-    )  # fmt: skip
-    for applies, reason, hint in cases:
-        if applies:
-            is_missing = status in {401, 404} and not is_wrong_token
-            kind = MissingFileError if is_missing else FormatError
-            return kind(url, None, reason, hint=hint)
-    return FormatError(
-        url, None, f"the Hugging Face Hub answered with status {status}", hint="try again later"
-    )
+    token, private = "and whether your token may read it", f"for a private model, {HUB_LOGIN}"
+    words = {
+        "repository": place.repository,
+        "revision": place.revision,
+        "status": status,
+        "page": f"{site}/{place.repository}",
+        "then_login": "" if has_token else f"; then {HUB_LOGIN}",
+        "more_login": "" if has_token else f"; a token allows more: {HUB_LOGIN}",
+        "and_access": f", {token}" if has_token else f"; {private}",
+    }
+    return found.reason.format(**words), found.hint.format(**words)
 
 
 def ask_hub(route: str, place: HubPath, url: str) -> Any:
@@ -285,16 +297,8 @@ def unexpected_answer(url: str) -> FormatError:
 
 def explain_gate(place: HubPath, url: str) -> FormatError:
     """Return the error for a gated model whose conditions the user has not accepted."""
-    login = "" if read_token() else f"; then {LOGIN}"
-    return FormatError(
-        url, None, f"the model {place.repository} requires that you accept its conditions",
-        hint=f"accept them on its page, {_page(place)}{login}",
-    )  # fmt: skip
-
-
-def _page(place: HubPath) -> str:
-    parts = urlsplit(endpoint())
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}/{place.repository}"
+    reason, hint = _fill(HUB[0], place)
+    return FormatError(url, None, reason, hint=hint)
 
 
 def quote_segment(text: str) -> str:

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError, MissingFileError, OutputError, WeightctlError
 from weightctl.storage.location import store_of
+from weightctl.storage.remote.failures import (
+    HUB_LOGIN,
+    HUB_WRITING,
+    ExistingModelError,
+    NewerCommitError,
+    find_refusal,
+    translate_error,
+)
 from weightctl.storage.remote.hub import HubStore, is_commit, offline_variable
 from weightctl.storage.remote.hub_api import (
-    LOGIN,
     Posted,
     ask,
     endpoint,
@@ -27,7 +34,6 @@ from weightctl.storage.remote.hub_api import (
     unexpected_answer,
 )
 from weightctl.storage.remote.hub_url import MAIN, parse_hub_url
-from weightctl.storage.remote.requests import translate_error
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import printable
@@ -105,7 +111,7 @@ class ModelRepository:
             unwanted = is_set(_ANONYMOUS)
             raise OutputError(
                 f"{self.url} cannot be written without a token of the Hugging Face Hub",
-                hint=f"remove --anonymous, or unset {_ANONYMOUS}" if unwanted else LOGIN,
+                hint=f"remove --anonymous, or unset {_ANONYMOUS}" if unwanted else HUB_LOGIN,
             )
 
     def create(self) -> None:
@@ -146,7 +152,7 @@ class ModelRepository:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         try:
             found = self._ask(self._route("commit"), Posted(body, "application/x-ndjson"))
-        except _NewerCommitError:
+        except NewerCommitError:
             # If the answer to the first request was lost, the newer commit is this one.
             if self.options.pull_request or not self._has(content):
                 raise
@@ -174,7 +180,7 @@ class ModelRepository:
     def _post(self, address: str, content: Any) -> Any:
         try:
             return self._ask(address, Posted(json.dumps(content).encode()))
-        except _ExistsError:
+        except ExistingModelError:
             return None
 
     def _ask(self, address: str, posted: Posted | None = None) -> Any:
@@ -188,38 +194,12 @@ class ModelRepository:
         return OutputError(error.message, hint=error.hint)
 
 
-class _ExistsError(OutputError):
-    """A repository could not be created, since a model of this name exists."""
-
-
-class _NewerCommitError(OutputError):
-    """The parent of a commit is not the newest commit."""
-
-
 def _explain(error: HubError, place: HubPath, url: str) -> OutputError:
     """Return the error to raise for a refused change."""
-    model = f"the model {place.repository}"
-    if error.status == 412:
-        return _NewerCommitError(
-            f"{url} cannot be written: {model} was changed during the run",
-            hint="run the command again; what was uploaded is not sent again",
-        )
-    if error.status == 409:
-        return _ExistsError(f"{model} exists")
-    if error.status == 401 and error.text.startswith("Invalid credentials"):
-        return OutputError(
-            f"{url}: the Hugging Face Hub did not accept the token", hint=f"{LOGIN} again"
-        )
-    if error.status in {400, 422} and error.text:
-        return OutputError(
-            f"{url}: the Hugging Face Hub refused the commit: {printable(error.text)[:_LONGEST]}",
-            hint="correct the cause that the Hub states, and run the command again",
-        )
-    if error.status == 403 and error.code != "GatedRepo":
-        return OutputError(
-            f"{url}: the token may not write to {model}",
-            hint="check the name, and use a token with the permission to write",
-        )
+    if refusal := find_refusal(HUB_WRITING, error.names):
+        text = printable(error.text)[:_LONGEST]
+        words = {"url": url, "repository": place.repository, "text": text}
+        return refusal.kind(refusal.reason.format(**words), hint=refusal.hint)
     found = explain(error, place, url)
     return OutputError(found.message, hint=found.hint)
 

@@ -20,14 +20,15 @@ from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[impor
 from weightctl.errors import OutputError
 from weightctl.storage.base import StoredObject, UploadedPart
 from weightctl.storage.location import split_url
-from weightctl.storage.remote.requests import (
-    LOGIN_HINTS,
-    NETWORK_HINT,
+from weightctl.storage.remote.failures import (
     ExistingObjectError,
     MissingObjectError,
-    cloud_environment,
+    MissingUploadError,
+    UnsupportedError,
     read_timeout,
+    translate_refusal,
 )
+from weightctl.storage.remote.requests import cloud_environment
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -37,12 +38,6 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 8
 _CONNECTIONS = 16
-# S3's error codes, by their meaning.
-_DENIED = {"AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch",
-           "ExpiredToken", "InvalidToken"}  # fmt: skip
-_EXISTS = {"PreconditionFailed", "ConditionalRequestConflict", "412"}
-_UNSUPPORTED = {"NotImplemented", "501", "MethodNotAllowed", "405"}
-_MISSING = {"NoSuchKey", "404", "NotFound"}
 
 
 class PartUploads(ABC):
@@ -94,7 +89,7 @@ class PartUploads(ABC):
         while True:
             try:
                 page = self._call(path, "list_parts", UploadId=upload, PartNumberMarker=marker)
-            except _MissingUploadError:
+            except MissingUploadError:
                 return None
             for part in page.get("Parts", ()):
                 parts[int(part["PartNumber"])] = UploadedPart(str(part["ETag"]), int(part["Size"]))
@@ -115,7 +110,7 @@ class PartUploads(ABC):
                 MultipartUpload={"Parts": listed},
                 **_condition(force=force),
             )
-        except (ExistingObjectError, _MissingUploadError):
+        except (ExistingObjectError, MissingUploadError):
             if not self._is_complete(path, parts):
                 raise
 
@@ -128,7 +123,7 @@ class PartUploads(ABC):
         """Abort an upload, and remove its parts; do nothing if it does not exist."""
         try:
             self._call(path, "abort_multipart_upload", UploadId=upload)
-        except _MissingUploadError:
+        except MissingUploadError:
             return
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
@@ -183,7 +178,7 @@ class PartUploads(ABC):
             call: Callable[..., Mapping[str, Any]] = getattr(self.client(), method)
             return call(Bucket=bucket, **arguments)
         except self.errors as error:
-            raise _translate(error, path, LOGIN_HINTS[self.scheme]) from error
+            raise _translate(error, path) from error
 
 
 class S3Uploads(PartUploads):
@@ -214,7 +209,7 @@ class S3Uploads(PartUploads):
                 CopySourceRange=f"bytes={source.offset}-{last}",
                 **({"CopySourceIfMatch": tag} if tag else {}),
             )
-        except _UnsupportedError:
+        except UnsupportedError:
             return None
         except ExistingObjectError as error:  # the precondition is about the source here
             raise OutputError(
@@ -222,14 +217,6 @@ class S3Uploads(PartUploads):
                 hint="try again when nothing writes to it",
             ) from error
         return UploadedPart(str(found["CopyPartResult"]["ETag"]), source.nbytes)
-
-
-class _MissingUploadError(OutputError):
-    """The upload does not exist."""
-
-
-class _UnsupportedError(OutputError):
-    """The store does not support this operation."""
 
 
 def _body(content: Bytes) -> bytes | bytearray:
@@ -245,30 +232,15 @@ def _condition(*, force: bool) -> dict[str, str]:
     return {} if force else {"IfNoneMatch": "*"}
 
 
-def _translate(error: Any, path: str, login: str) -> OutputError:
-    """Return the error to raise, without the library's text, which may have signed URLs."""
+def _translate(error: Any, path: str) -> OutputError:
     response: dict[str, Any] = getattr(error, "response", None) or {}
     code = str(response.get("Error", {}).get("Code", ""))
-    is_denied = response.get("ResponseMetadata", {}).get("HTTPStatusCode") in {401, 403}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     kind = type(error).__name__
-    replace = "to replace it, use --force (force=True in Python)"
-    errors: list[tuple[bool, type[OutputError], str, str]] = [
-        (code == "NoSuchUpload", _MissingUploadError,
-         f"{path}: the upload does not exist any more", "run the command again"),
-        (code in _EXISTS, ExistingObjectError, f"{path} exists", replace),
-        (code in _UNSUPPORTED, _UnsupportedError,
-         f"{path} cannot be written: the store does not support {code}", "use another store"),
-        (code in _DENIED or is_denied, OutputError, f"{path}: access is denied ({code})", login),
-        (code == "NoSuchBucket", OutputError,
-         f"{path}: the bucket does not exist", "check the URL"),
-        (code in _MISSING, MissingObjectError, f"{path} does not exist", "check the URL"),
-        ("Credentials" in kind or kind == "RefreshError", OutputError,
-         f"{path}: no credentials were found", login),
-    ]  # fmt: skip
-    for applies, error_type, message, hint in errors:
-        if applies:
-            return error_type(message, hint=hint)
-    return OutputError(f"{path} cannot be written: {code or kind}", hint=NETWORK_HINT)
+    names = {code, str(status)} if status in {401, 403} else {code}
+    if "Credentials" in kind or kind == "RefreshError":
+        names.add("NoCredentials")
+    return translate_refusal(path, code or kind, names)
 
 
 @cache

@@ -20,14 +20,9 @@ from obstore.store import HTTPStore
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import Entry
 from weightctl.storage.location import full_url
+from weightctl.storage.remote.failures import translate_error
 from weightctl.storage.remote.reader import FIRST_BLOCK, RemoteObject, RemoteReader
-from weightctl.storage.remote.requests import (
-    NO_RETRIES,
-    as_seconds,
-    client_options,
-    repeat,
-    translate_error,
-)
+from weightctl.storage.remote.requests import NO_RETRIES, client_options, repeat
 from weightctl.storage.traffic import TRAFFIC
 
 if TYPE_CHECKING:
@@ -249,7 +244,7 @@ def fetch_range(
 
 def object_of(meta: ObjectMeta) -> RemoteObject:
     """Return the version of an object from obstore's metadata."""
-    return RemoteObject(meta["size"], meta["e_tag"] or "", as_seconds(meta["last_modified"]))
+    return RemoteObject(meta["size"], meta["e_tag"] or "", meta["last_modified"].timestamp())
 
 
 def _open(path: str) -> HTTPStore:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.base import cannot_write
 from weightctl.storage.location import is_remote
+from weightctl.storage.remote.failures import ExistingObjectError, MissingObjectError
 from weightctl.system.temporary import new_token, ranks_name
 from weightctl.text.untyped import is_object
 from weightctl.write.executors.destinations import Rest, format_rest, parse_rest, uploads_of
@@ -154,8 +155,6 @@ class _ObjectMarkers:
         self._uploads = uploads
 
     def create(self, name: str, content: bytes) -> bool:
-        from weightctl.storage.remote.requests import ExistingObjectError  # needs obstore
-
         try:
             self._uploads.put(self._prefix + name, content, force=False)
         except ExistingObjectError:
@@ -166,8 +165,6 @@ class _ObjectMarkers:
         self._uploads.put(self._prefix + name, content, force=True)
 
     def read(self, name: str) -> bytes | None:
-        from weightctl.storage.remote.requests import MissingObjectError  # needs obstore
-
         try:
             return self._uploads.read(self._prefix + name)
         except MissingObjectError:
