@@ -23,8 +23,8 @@ from lazy import torch
 from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
 from weightctl.cli.contents import Contents
-from weightctl.cli.document import document
 from weightctl.cli.outline import outline
+from weightctl.cli.overview import document
 from weightctl.families import FAMILIES
 from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.formats.open.opening import open_weights

@@ -18,9 +18,8 @@ from commands import run_command as weightctl
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
 from terminal import on_a_terminal, without_color
 from weightctl import open_weights
-from weightctl.cli.render import in_columns
+from weightctl.cli.render import grid_text, in_columns, join_ranks, rank_shapes, shorten_strategy
 from weightctl.cli.shard import document, share_rows, summary
-from weightctl.cli.splits import brief, grid_text, join_ranks, rank_shapes
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.sharding.planning import shard_plan
@@ -237,7 +236,7 @@ def test_what_ranks_have_is_reported_with_the_ranks_that_have_it() -> None:
 
 def test_ranks_are_named_by_the_ends_of_their_runs() -> None:
     assert join_ranks([0, 1, 2, 3, 6, 8, 9]) == "0-3, 6, 8-9"
-    assert brief("expert_parallel, head_aware_columnwise") == "head_aware"
+    assert shorten_strategy("expert_parallel, head_aware_columnwise") == "head_aware"
 
 
 def test_many_ranks_are_told_in_runs(tmp_path: Path) -> None:

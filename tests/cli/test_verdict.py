@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 import reports
 from each import each
 from weightctl.cli.chart import Bar, chart
-from weightctl.cli.render import Cell
+from weightctl.cli.render import Cell, hung
 from weightctl.cli.verdict import brief, verdict
-from weightctl.cli.wrapping import hung
 from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import printable
 from weightctl.verify.figures import (

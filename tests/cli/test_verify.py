@@ -24,7 +24,7 @@ from reports import MADE
 from terminal import on_a_terminal, without_color
 from weightctl import open_weights
 from weightctl.cli import app
-from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
+from weightctl.cli.options import device_named, layers_named, parse_tokens, text_of
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 from weightctl.verify import CHECKS

@@ -17,8 +17,8 @@ from typer.main import get_command
 from family_stand_ins import OWN_TYPES, STAND_INS
 from weightctl.check import RULES
 from weightctl.cli import COMMANDS
-from weightctl.cli.families import list_families
 from weightctl.cli.help import describe
+from weightctl.cli.ls import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES

@@ -9,8 +9,7 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import document_network
-from weightctl.cli.listing import LONG
-from weightctl.cli.progress import progress_bar
+from weightctl.cli.progress import long_bar
 from weightctl.cli.render import Cell, show_lines, show_text
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
@@ -42,7 +41,7 @@ def apply(
     from weightctl.deltas.applying import apply_patch, count_restored_bytes
 
     total = count_restored_bytes(patch)
-    with progress_bar(total, quiet=quiet or total < LONG) as advance:
+    with long_bar(total, quiet=quiet) as advance:
         made = apply_patch(base, patch, out, force=force, progress=advance)
     if as_json:
         show_text(json.dumps(_document(base, patch, out, made) | document_network()) + "\n")

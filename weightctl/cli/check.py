@@ -10,8 +10,7 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import document_network
-from weightctl.cli.render import Cell, columns, is_terminal, note, show_lines, show_text
-from weightctl.cli.wrapping import hung
+from weightctl.cli.render import Cell, columns, hung, is_terminal, note, show_lines, show_text
 from weightctl.errors import ConversionError
 from weightctl.text.wording import join_names, pluralize, printable
 

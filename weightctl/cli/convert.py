@@ -135,7 +135,7 @@ def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | 
     """
     wanted = signature(convert_checkpoint).parameters.keys() - _OF_WRITING - _OF_TYPES
     is_given = (name for name in wanted & given.keys() if given[name] not in (None, []))
-    options = {name: given[name] for name in is_given} | {
+    arguments = {name: given[name] for name in is_given} | {
         "tensor_types": [TypeRule.parse(each) for each in given["tensor_types"] or ()],
         "metadata": [Setting.parse(each) for each in given["metadata"] or ()],
         "fallback": not given.get("no_fallback"),
@@ -143,9 +143,9 @@ def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | 
     }
     if not _has_budget(given):
         return convert_checkpoint(
-            given["path"], given["out"], dtype=given["dtype"], quant=given["quant"], **options
+            given["path"], given["out"], dtype=given["dtype"], quant=given["quant"], **arguments
         ), None
-    return _plan_to_budget(given, options)
+    return _plan_to_budget(given, arguments)
 
 
 # The options that set a budget, those that apply only to budgets, and those that exclude them.
@@ -188,17 +188,16 @@ def _option(parameter: str) -> str:
 
 
 def _plan_to_budget(
-    given: Mapping[str, Any], options: Mapping[str, Any]
+    given: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Conversion, FoundTypes]:
     """Find the types for a budget, and plan the conversion with them."""
     recipe, types = given["recipe_out"], given["types"]
     if recipe is not None and os.path.lexists(recipe) and not given["force"]:
         raise OutputError(f"{recipe} exists", hint="use --force to replace it")
     from weightctl.budget.search import QuantizationBudget, quantize
-    from weightctl.cli.run_on import text_of
 
     text, calibration = (
-        None if given[name] is None else text_of(given[name])
+        None if given[name] is None else options.text_of(given[name])
         for name in ("text_file", "calibration_file")
     )
     budget = QuantizationBudget(
@@ -213,7 +212,7 @@ def _plan_to_budget(
         text=text,
         calibration=calibration,
     )
-    return quantize(given["path"], given["out"], budget, **options)
+    return quantize(given["path"], given["out"], budget, **arguments)
 
 
 def write_output(

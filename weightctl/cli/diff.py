@@ -10,11 +10,10 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.compared import Comparison, Difference, Side, compare
-from weightctl.cli.contents import Contents, label
+from weightctl.cli.contents import Contents, hash_tensors, label
 from weightctl.cli.costs import document_network
-from weightctl.cli.listing import LONG, hash_tensors
 from weightctl.cli.outline import format_tensor_count, outline
-from weightctl.cli.progress import progress_bar, stages_bar
+from weightctl.cli.progress import LONG, long_bar, stages_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.families.mlx import is_mlx
@@ -309,7 +308,7 @@ def save_patch(first: str, second: str, path: str, *, force: bool, quiet: bool) 
     from weightctl.deltas.creating import count_patched_bytes, write_patch
 
     total = count_patched_bytes(second)
-    with progress_bar(total, quiet=quiet or total < LONG) as advance:
+    with long_bar(total, quiet=quiet) as advance:
         return write_patch(first, second, path, force=force, progress=advance)
 
 

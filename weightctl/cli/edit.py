@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.completion import complete_tensor_names
 from weightctl.cli.costs import document_network
-from weightctl.cli.document import value_document
-from weightctl.cli.listing import LONG
-from weightctl.cli.progress import progress_bar
+from weightctl.cli.overview import value_document
+from weightctl.cli.progress import long_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable
@@ -35,7 +33,7 @@ def edit(
     metadata: options.Settings = None,
     unset: list[str] | None = None,
     rename: Annotated[
-        list[str] | None, typer.Option("--rename", autocompletion=complete_tensor_names)
+        list[str] | None, typer.Option("--rename", autocompletion=options.complete_tensor_names)
     ] = None,
     drop: options.TensorNames = None,
     header_room: str | None = None,
@@ -77,7 +75,7 @@ def edit(
             note(text)
     if not dry_run:
         total = edited.moved_bytes
-        with progress_bar(total, quiet=quiet or total < LONG) as advance:
+        with long_bar(total, quiet=quiet) as advance:
             edited = edited.save(advance)
     if as_json:
         show_text(json.dumps(_document(path, edited) | document_network()) + "\n")

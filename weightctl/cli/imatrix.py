@@ -12,7 +12,6 @@ from weightctl.cli import options
 from weightctl.cli.costs import document_network
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import Cell, note, show_lines, show_text
-from weightctl.cli.run_on import device_named
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def imatrix(
             context=context,
             merge=merge or (),
             process_output=process_output,
-            device=device_named(device),
+            device=options.device_named(device),
             force=force,
             format_name=source_format,
             advance=advance,

@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import json
+import struct
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.fitted import ListContext, ListFit, ListKvType, find_fit
-from weightctl.cli.render import Cell, complain, note, show_lines, show_table, show_text, warn
+from weightctl.cli.costs import document_network
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    complain,
+    is_terminal,
+    note,
+    shorten_text,
+    show_lines,
+    show_table,
+    show_text,
+    warn,
+)
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.traffic import TRAFFIC
+from weightctl.text.columns import width
+from weightctl.text.sizes import format_size, parse_size
+from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import pluralize, printable
+from weightctl.weights.metadata import as_json, element_type
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.cli.contents import Contents
-    from weightctl.cli.fitted import FitResult
+    from weightctl.families.memory.estimate import FittingLayers, MemoryEstimate
     from weightctl.storage.traffic import TrafficCounts
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
 
 app = typer.Typer(add_completion=False)
@@ -35,23 +53,18 @@ class ListCommand(options.MetaCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments, and store in the context whether `--json` is one of them."""
-        options = args[: args.index("--")] if "--" in args else args
-        ctx.meta[_JSON] = _JSON in options
+        before = args[: args.index("--")] if "--" in args else args
+        ctx.meta[_JSON] = _JSON in before
         return super().parse_args(ctx, args)
 
 
 def _print_families(context: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
-    # Both functions import the modules of all families.
     if context.meta[_JSON]:
-        from weightctl.cli.families import families_document
-
-        show_text(json.dumps(families_document()) + "\n")
+        show_text(json.dumps(_document_families()) + "\n")
     else:
-        from weightctl.cli.families import show_families
-
-        show_families()
+        _show_families()
     raise typer.Exit
 
 
@@ -74,9 +87,9 @@ def ls(
     allow_file: options.InputFile = None,
     sarif: options.OutputFile = None,
     force: options.Force = False,
-    fit: ListFit = None,
-    context: ListContext = None,
-    kv_type: ListKvType = None,
+    fit: str | None = None,
+    context: options.AtLeastOne = None,
+    kv_type: str | None = None,
     anonymous: options.Anonymous = False,
     families: Annotated[
         bool, typer.Option("--families", callback=_print_families, is_eager=True)
@@ -135,7 +148,7 @@ def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCou
         return True
     from weightctl.cli.contents import Contents
 
-    fit = find_fit(weights, asked.fit, asked.context, asked.kv_type)
+    fit = _find_fit(weights, asked.fit, asked.context, asked.kv_type)
 
     contents = Contents(weights, asked.include, asked.exclude)
     for text in weights.header.warnings:
@@ -173,19 +186,16 @@ def _show_text(path: str, weights: Checkpoint, asked: ListChoices) -> None:
 
         show_text(draft_family(weights))
         return
-    from weightctl.cli.metadata import find, show_value
-
-    value = find(header_of(weights).metadata, asked.meta or "", path)
+    value = _find_value(header_of(weights).metadata, asked.meta or "", path)
     if asked.as_json:
-        from weightctl.cli.document import value_document
+        from weightctl.cli.overview import value_document
 
         show_text(json.dumps(value_document(value)) + "\n")
     else:
-        show_value(value)
+        _show_value(value)
 
 
 def _show_metadata(path: str, contents: Contents, asked: ListChoices) -> None:
-    from weightctl.cli.metadata import show_metadata
     from weightctl.cli.overview import summary
 
     metadata = header_of(contents.weights).metadata
@@ -193,15 +203,14 @@ def _show_metadata(path: str, contents: Contents, asked: ListChoices) -> None:
         show_lines([*summary(path, contents), *([[]] if metadata else [])])
         if not metadata:
             note(f"{path}: the header has no metadata")
-    show_metadata(metadata)
+    _show_values(metadata)
 
 
 def _show_json(
     path: str, contents: Contents, asked: ListChoices, before: TrafficCounts, fit: FitResult | None
 ) -> None:
-    from weightctl.cli.costs import document_network
-    from weightctl.cli.document import document
-    from weightctl.cli.listing import hash_tensors, sort_names
+    from weightctl.cli.contents import hash_tensors, sort_names
+    from weightctl.cli.overview import document
 
     made = document(
         path,
@@ -216,16 +225,18 @@ def _show_json(
 
 
 def _show_flat(path: str, contents: Contents, asked: ListChoices) -> None:
-    from weightctl.cli.listing import equals, hash_tensors, rows, sort_names
+    from weightctl.cli.contents import find_equal, hash_tensors, list_rows, sort_names
 
     names = sort_names(contents, asked.sort)
     digests = hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None
-    equal = equals(contents, names, digests or {})
+    equal = find_equal(contents, names, digests or {})
     if asked.several and not asked.quiet:
         show_lines([[Cell(printable(f"{path}:"), "bold")]])
     heading = asked.details and not asked.quiet
     show_table(
-        rows(contents, names, details=asked.details, heading=heading, digests=digests, equal=equal)
+        list_rows(
+            contents, names, details=asked.details, heading=heading, digests=digests, equal=equal
+        )
     )
     if equal and not asked.quiet:
         verb = "has" if len(equal) == 1 else "have"
@@ -317,3 +328,285 @@ class ListChoices(NamedTuple):
                 "--meta shows metadata, but --flat, -l, --sort and --hash list tensors",
                 hint="leave out --flat, -l, --sort and --hash",
             )
+
+
+# Metadata: `ls --meta`.
+
+# The columns that a value takes if stdout is not a terminal, and the fewest columns on a terminal.
+_VALUE_ROOM = 120
+_LEAST_ROOM = 24
+
+
+def _show_values(metadata: Mapping[str, MetadataValue]) -> None:
+    """Print each key, its type, and the part of its value that fits on a line."""
+    room = _VALUE_ROOM
+    if metadata and is_terminal():
+        keys = max(width(printable(key)) for key in metadata)
+        types = max(len(value.type) for value in metadata.values())
+        room = max(columns() - keys - types - 4, _LEAST_ROOM)
+    show_table(
+        (Cell(key), Cell(value.type, "cyan"), Cell(_shorten_value(value.type, value.content, room)))
+        for key, value in metadata.items()
+    )
+
+
+def _shorten_value(kind: str, content: Any, room: int) -> str:
+    element = element_type(kind)
+    if element is None or not is_sequence(content):
+        return shorten_text(_format_content(kind, content, room), room)
+    # An element takes at least one column, and its separator two.
+    count = room // 3 + 1
+    elements = [_shorten_value(element, each, room) for each in content[:count]]
+    if len(content) > count:
+        elements.append("...")
+    return shorten_text(f"[{len(content)}] {', '.join(elements)}", room)
+
+
+def _format_content(kind: str, content: Any, room: int) -> str:
+    if isinstance(content, str):
+        # A text may have megabytes, so only the visible part is checked.
+        return printable(content[: room + 1])
+    if kind == "f32" and isinstance(content, float) and isfinite(content):
+        return _single(content)
+    return json.dumps(as_json(content)).strip('"')
+
+
+def _single(number: float) -> str:
+    """Return the shortest decimal that is rounded to this float32 value: 1e-05."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 9))
+    return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
+
+
+def _in_32_bits(number: float) -> float:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return float("inf")
+    return float(rounded)
+
+
+def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
+    """Return the value of a key.
+
+    Raises `WeightctlError` with similar keys as a hint if the key is missing.
+    """
+    if key in metadata:
+        return metadata[key]
+    import difflib  # only on an error
+
+    near = difflib.get_close_matches(key, metadata, n=3)
+    if near:
+        hint = f"did you mean {' or '.join(f'`{each}`' for each in near)}?"
+    else:
+        hint = "`--meta` without a key lists all keys" if metadata else "the header has no metadata"
+    raise WeightctlError(f"{path}: there is no metadata key `{key}`", hint=hint)
+
+
+def _show_value(value: MetadataValue) -> None:
+    """Print a text unchanged, or any other value as a line of JSON."""
+    content = value.content
+    if not isinstance(content, str):
+        show_text(json.dumps(as_json(content)) + "\n")
+    elif is_terminal():
+        # Line breaks and tabs are kept; other control characters are escaped.
+        show_text("".join(c if c in "\n\t" else printable(c) for c in content) + "\n")
+    else:
+        show_text(content + "\n")
+
+
+# The memory that a model needs, and how much of it fits: `ls --fit`.
+
+
+class FitResult(NamedTuple):
+    """A memory in bytes, as it was given, the estimate, and what fits."""
+
+    given: str
+    memory: int
+    estimate: MemoryEstimate
+    found: FittingLayers
+
+    @property
+    def layers(self) -> int:
+        """The number of layers of the model."""
+        return len(self.estimate.layer_weights)
+
+    @property
+    def fits(self) -> bool:
+        """Whether all layers and the output fit."""
+        return self.found.gpu_layers == self.layers + 1
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The result as JSON, according to `schemas/ls.json`."""
+        estimate, chosen = self.estimate, self.estimate.options
+        return {
+            "memory": self.memory,
+            "context": chosen.context,
+            "kv_type": chosen.kv_type.name,
+            "fits": self.fits,
+            "layers": self.layers,
+            "fitting_layers": self.found.layers,
+            "gpu_layers": self.found.gpu_layers,
+            "weights": estimate.weights - estimate.embedding,
+            "embedding": estimate.embedding,
+            "caches": [
+                {"kind": kind, "layers": layers, "tokens": cells, "bytes": nbytes}
+                for kind, layers, cells, nbytes in estimate.kinds
+            ],
+            "compute": estimate.compute,
+            "overhead": self.found.overhead,
+            "bytes": self._count_device(),
+        }
+
+    def _count_device(self) -> int:
+        """Return the bytes that the whole model needs on a device, with the overhead."""
+        return self.estimate.total - self.estimate.embedding + self.found.overhead
+
+    def list_lines(self) -> Iterator[Sequence[Cell]]:
+        """Yield the first line: whether the model fits."""
+        context = f"with a context of {self.estimate.options.context:,} tokens"
+        if self.fits:
+            yield [Cell(f"fits into {self.given} {context}", "bold")]
+            return
+        yield [Cell(f"does not fit into {self.given} {context}", "bold")]
+        if self.found.gpu_layers == 1:
+            yield [Cell("no layer fits, but the output does: --n-gpu-layers 1")]
+        elif self.found.gpu_layers:
+            layers = f"{self.found.layers} of {pluralize(self.layers, 'layer')}"
+            yield [Cell(f"{layers} and the output fit: --n-gpu-layers {self.found.gpu_layers}")]
+        else:
+            yield [Cell("no layer fits: --n-gpu-layers 0")]
+
+    def list_rows(self) -> Iterator[Sequence[Cell]]:
+        """Yield the rows of the table: what needs how much memory."""
+        from weightctl.families.memory.caches import CACHE_KINDS
+
+        estimate, chosen = self.estimate, self.estimate.options
+        yield _make_row("weights", estimate.weights - estimate.embedding)
+        for kind, layers, cells, nbytes in estimate.kinds:
+            note = f"{pluralize(layers, 'layer')}, {cells:,} tokens, {chosen.kv_type}"
+            if not cells:
+                note = f"{pluralize(layers, 'layer')}, F32"
+            name = CACHE_KINDS[kind]
+            yield _make_row(f"KV cache, {name}" if cells else name, nbytes, note)
+        yield _make_row("compute buffers", estimate.compute, f"{chosen.tokens} tokens at a time")
+        yield _make_row("overhead", self.found.overhead, "kept free")
+        yield _make_row("total", self._count_device(), style="bold")
+        if estimate.embedding:
+            yield _make_row("token embedding", estimate.embedding, "stays in main memory")
+
+
+def _make_row(name: str, nbytes: int, note: str = "", style: str = "") -> Sequence[Cell]:
+    return [Cell(name, style), Cell(format_size(nbytes), style, right=True), Cell(note, "dim")]
+
+
+def _find_fit(
+    weights: Checkpoint, given: str | None, context: int | None, kv_type: str | None
+) -> FitResult | None:
+    """Return what fits, from the values of the options; None without --fit.
+
+    Raises `WeightctlError` for invalid values, and the errors of `recognize` and `estimate_memory`.
+    """
+    if given is None:
+        return None
+    from weightctl.families.memory.caches import MemoryOptions
+    from weightctl.families.memory.estimate import estimate_memory
+    from weightctl.families.recognition import recognize
+
+    memory = parse_size(given)
+    model = recognize(weights)
+    wanted = MemoryOptions.of(context or model.config.context, kv_type or "F16")
+    estimate = estimate_memory(model, wanted)
+    return FitResult(given, memory, estimate, estimate.fit(memory))
+
+
+# Supported families: `ls --families`, and a table of the documentation.
+
+
+class FamilyEntry(NamedTuple):
+    """A model family, and what weightctl can do with its models.
+
+    `model_types` are the values of `model_type` in config.json, `gguf` is the architecture in GGUF,
+    and `classes` are the names of transformers' classes. `can_run` says whether `verify` can run
+    the models, and `in_vllm` whether `shard --layout vllm` can write them.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    gguf: str
+    classes: tuple[str, ...]
+    can_run: bool
+    in_vllm: bool
+
+
+def list_families() -> Iterator[FamilyEntry]:
+    """Yield all supported families in the order of their names."""
+    # These imports load the index of families, and `load` their modules.
+    from weightctl.families import FAMILIES
+    from weightctl.sharding.vllm_names import VLLM_FAMILIES
+
+    for name, line in sorted(FAMILIES.items()):
+        family = line.load()
+        yield FamilyEntry(
+            name,
+            line.model_types,
+            line.gguf,
+            tuple(each.class_name for each in family.model_types.values()),
+            bool(family.module),
+            name in VLLM_FAMILIES,
+        )
+
+
+def _show_families() -> None:
+    """Print the supported families as two tables: text models, and diffusion transformers."""
+    heads = ("family", "model_type", "GGUF architecture", "runs in verify", "vLLM layout")
+    _show_family_table(
+        heads,
+        (
+            (
+                family.name,
+                ", ".join(family.model_types),
+                family.gguf,
+                "yes" if family.can_run else "no",
+                "yes" if family.in_vllm else "no",
+            )
+            for family in list_families()
+        ),
+    )
+    show_lines([[]])
+    columns_of_diffusion = ("diffusion family", "diffusers class", "GGUF architecture")
+    _show_family_table(
+        columns_of_diffusion, ((name, each, name) for name, each in _list_diffusion_families())
+    )
+
+
+def _show_family_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    show_table([[Cell(head, "dim") for head in heads], *([*map(Cell, row)] for row in rows)])
+
+
+def _list_diffusion_families() -> list[tuple[str, str]]:
+    """Return the names of diffusion transformers, each with its class of diffusers."""
+    from weightctl.families.diffusion import DIFFUSION_FAMILIES
+
+    return [(name, line.class_name) for name, line in sorted(DIFFUSION_FAMILIES.items())]
+
+
+def _document_families() -> dict[str, Any]:
+    """Return the supported families as JSON, according to `schemas/ls.json` in the package."""
+    return {
+        "families": [
+            {
+                "family": family.name,
+                "model_types": list(family.model_types),
+                "gguf_architecture": family.gguf,
+                "transformers_classes": list(family.classes),
+                "runs_in_verify": family.can_run,
+                "vllm_layout": family.in_vllm,
+            }
+            for family in list_families()
+        ],
+        "diffusion_families": [
+            {"family": name, "diffusers_class": each, "gguf_architecture": name}
+            for name, each in _list_diffusion_families()
+        ],
+    }

@@ -1,26 +1,37 @@
-"""The summary and the tree of a checkpoint."""
+"""Describes a checkpoint: its summary, its tree, and everything as JSON."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.contents import kind, label
-from weightctl.cli.details import read_details
+from weightctl.cli.contents import Contents, find_alignment, kind, label
 from weightctl.cli.outline import format_tensor_count, outline
-from weightctl.cli.render import Cell, make_shape_cells, shorten_text
-from weightctl.cli.splits import split_cells
+from weightctl.cli.render import (
+    Cell,
+    make_shape_cells,
+    shorten_text,
+    split_cells,
+    strategy_name,
+)
+from weightctl.storage.files import file_size, is_file
 from weightctl.text.sizes import format_count, format_size
+from weightctl.text.untyped import is_object, is_sequence
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.info import Leaf, TensorInfo
+from weightctl.weights.metadata import as_json
 from weightctl.weights.nodes import build_tree, walk
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents, MtpContents
+    from weightctl.cli.contents import MtpContents
     from weightctl.cli.outline import OutlineLine
     from weightctl.schemes.matching import Entry
+    from weightctl.weights.info import Header
+    from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.nodes import TreeNode
 
 # The label of a tensor or value without a name, which is the only content of its file.
@@ -195,3 +206,253 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")
     below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
     return Cell(text, "bold"), below, Cell(""), size
+
+
+# Details of a checkpoint: file size, quantization, context length, license.
+
+# The keys that config.json files of different families use for the context length.
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
+            "seq_length", "n_ctx")  # fmt: skip
+# The keys for the license in the headers of GGUF and safetensors files.
+_LICENSE_KEYS = ("general.license.name", "general.license", "modelspec.license", "license")
+_LONGEST_LICENSE = 40
+_README = "README.md"
+
+
+class Details(NamedTuple):
+    """Facts about a checkpoint, each None if the checkpoint does not state it."""
+
+    file_bytes: int | None
+    quantization: str | None
+    context_length: int | None
+    license: str | None
+
+    def describe(self, files: int) -> str:
+        """Return the facts on one line: `file 98.4 MB, Q4_K_M, context length 8,192`."""
+        parts: list[str] = []
+        if self.file_bytes is not None:
+            size = format_size(self.file_bytes)
+            parts.append(f"file {size}" if files == 1 else f"{size} in {files:,} files")
+        if self.quantization:
+            parts.append(self.quantization)
+        if self.context_length:
+            parts.append(f"context length {self.context_length:,}")
+        if self.license:
+            parts.append(f"license {self.license}")
+        return ", ".join(parts)
+
+
+def read_details(contents: Contents) -> Details:
+    """Return the details of a checkpoint; only headers, config.json and README.md are read."""
+    header = header_of(contents.weights)
+    return Details(
+        file_bytes=_count_bytes(header),
+        quantization=_name_quantization(contents),
+        context_length=_find_context_length(header, contents.config),
+        license=_find_license(contents),
+    )
+
+
+def _count_bytes(header: Header) -> int | None:
+    """Return the total size of all files; None if one of them is not a regular file."""
+    if not header.files or not all(map(is_file, header.files)):
+        return None
+    return sum(map(file_size, header.files))
+
+
+def _name_quantization(contents: Contents) -> str | None:
+    """Return the file type that a GGUF header states, or the encoding or scheme of most bytes."""
+    metadata = header_of(contents.weights).metadata
+    if "general.file_type" in metadata:
+        from weightctl.plan.file_types import find_file_type, read_file_type
+
+        number = read_file_type(metadata)
+        kind = None if number is None else find_file_type(number)
+        if kind is not None:
+            return kind.name
+    is_whole = len(contents.entries) == contents.count
+    totals = contents.totals if is_whole else Contents(contents.weights).totals
+    return next(iter(totals.by_kind), None)
+
+
+def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | None:
+    architecture = header.metadata.get("general.architecture")
+    found: list[object] = []
+    if architecture is not None:
+        length = header.metadata.get(f"{architecture.content}.context_length")
+        found.append(None if length is None else length.content)
+    configs = [config, config.get("text_config")]
+    found += [each.get(key) for each in configs if is_object(each) for key in _CONTEXT_KEYS]
+    return next((each for each in found if type(each) is int and each > 0), None)
+
+
+def _find_license(contents: Contents) -> str | None:
+    """Return the license that the header states, or the one in the front matter of README.md."""
+    header = header_of(contents.weights)
+    values = [header.metadata[key].content for key in _LICENSE_KEYS if key in header.metadata]
+    is_model = bool(header.files) and bool(contents.config or contents.adapter)
+    readme = os.path.join(os.path.dirname(header.files[0]), _README) if is_model else ""
+    if not values and is_file(readme):
+        from weightctl.translate.card.readme import read_front_matter
+
+        with suppress(ValueError):  # a README that cannot be read states no license
+            card = read_front_matter(readme, ("license_name", "license"))
+            values = [card[key] for key in ("license_name", "license") if key in card]
+    texts = (each[:_LONGEST_LICENSE] for each in values if isinstance(each, str) and each.strip())
+    return next(texts, None)
+
+
+# The checkpoint as JSON.
+
+# An array with more than _LONG_ARRAY elements is abbreviated to the first _SHOWN_ELEMENTS.
+_LONG_ARRAY = 128
+_SHOWN_ELEMENTS = 8
+
+
+def document(
+    path: str,
+    contents: Contents,
+    names: Sequence[str],
+    *,
+    digests: Mapping[str, str] | None,
+    whole_metadata: bool,
+) -> dict[str, Any]:
+    """Return everything that a listing shows, with the tensors in the order of `names`.
+
+    `digests` are the SHA-256 of tensors, None if not computed. Long arrays in the metadata are
+    abbreviated, unless `whole_metadata` is set.
+    """
+    header = header_of(contents.weights)
+    name, architecture = contents.identity
+    adapter, details = contents.adapter, read_details(contents)
+    described = value_document if whole_metadata else _abbreviate_value
+    return {
+        "path": path,
+        "format": header.format,
+        "name": name or None,
+        "architecture": architecture or None,
+        "quantization": details.quantization,
+        "context_length": details.context_length,
+        "license": details.license,
+        "files": list(header.files),
+        "file_bytes": details.file_bytes,
+        "alignment": header.alignment,
+        "big_endian": header.big_endian,
+        "notes": list(header.notes),
+        "grid": None if contents.grid is None else contents.grid._asdict(),
+        "totals": _totals(contents),
+        "tensors": [_tensor(contents, each, digests) for each in names if each in contents.tensors],
+        "tied": dict(contents.aliases),
+        "values": [
+            {
+                "name": each,
+                "kind": leaf.kind,
+                "value": _value(header, each, leaf),
+            }
+            for each, leaf in contents.leaves.items()
+        ],
+        "logical": [
+            {
+                "name": weight.name,
+                "shape": list(weight.shape),
+                "scheme": weight.label,
+                "bits_per_weight": weight.bits,
+                "parts": list(weight.tensors),
+            }
+            for weight in contents.quantized.values()
+        ],
+        "adapter": adapter
+        and {
+            "ranks": list(adapter.ranks),
+            "matrices": adapter.matrices,
+            "base": adapter.base or None,
+            "alpha": adapter.alpha,
+        },
+        "mtp": _mtp(contents),
+        "metadata": {key: described(value) for key, value in header.metadata.items()},
+    }
+
+
+def _mtp(contents: Contents) -> dict[str, Any] | None:
+    """Return the layers for multi-token prediction, None if there are none and none is stated."""
+    mtp = contents.mtp
+    if not mtp.layers and not mtp.stated:
+        return None
+    return {
+        "layers": mtp.layers,
+        "stated_layers": mtp.stated,
+        "tensors": list(mtp.tensors),
+        "parameters": mtp.parameters,
+        "bytes": mtp.nbytes,
+    }
+
+
+def _value(header: Header, name: str, leaf: Leaf) -> Any:
+    if leaf.kind == "None":
+        return None
+    value = header.metadata.get(name)
+    return (leaf.look or None) if value is None else as_json(value.content)
+
+
+def value_document(value: MetadataValue) -> dict[str, Any]:
+    """Return a metadata value and its type as a JSON object."""
+    return {"type": value.type, "value": as_json(value.content)}
+
+
+def _abbreviate_value(value: MetadataValue) -> dict[str, Any]:
+    """Return a metadata value and its type; a long array as its length and first elements."""
+    content = value.content
+    if not is_sequence(content) or not _is_long(content):
+        return value_document(value)
+    return {"type": value.type, "count": len(content), "first": as_json(_first(content))}
+
+
+def _is_long(content: Sequence[Any]) -> bool:
+    return len(content) > _LONG_ARRAY or any(
+        _is_long(each) for each in content if is_sequence(each)
+    )
+
+
+def _first(content: Sequence[Any]) -> list[Any]:
+    return [_first(each) if is_sequence(each) else each for each in content[:_SHOWN_ELEMENTS]]
+
+
+def _totals(contents: Contents) -> dict[str, Any]:
+    totals = contents.totals
+    by_encoding: dict[str, int] = {}
+    for name, info in contents.tensors.items():
+        nbytes = header_of(contents.weights).extents[name].nbytes
+        by_encoding[info.encoding.name] = by_encoding.get(info.encoding.name, 0) + nbytes
+    return {
+        "tensors": len(contents.tensors),
+        "parameters": totals.parameters,
+        "bytes": sum(by_encoding.values()),
+        "bits_per_weight": totals.bits,
+        "bytes_by_encoding": dict(sorted(by_encoding.items(), key=lambda each: -each[1])),
+    }
+
+
+def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) -> dict[str, Any]:
+    header = header_of(contents.weights)
+    info, extent = header.tensors[name], header.extents[name]
+    return {
+        "name": name,
+        "shape": list(info.shape),
+        "encoding": info.encoding.name,
+        "bytes": extent.nbytes,
+        "role": "part" if name in contents.part_of else contents.buffers.get(name, "weight"),
+        "file": header.files[extent.file],
+        "offset": extent.offset,
+        "alignment": find_alignment(extent.offset),
+        "sha256": digests[name] if digests is not None else None,
+        "sharding": _sharding(header, name),
+    }  # fmt: skip
+
+
+def _sharding(header: Header, name: str) -> dict[str, Any] | None:
+    sharding = header.shardings.get(name)
+    if sharding is None:
+        return None
+    whole, ranks = header.tensors[name].shape, range(len(sharding.parts))
+    shapes = [sharding.shape(whole, rank) for rank in ranks]
+    return {"strategy": strategy_name(sharding), "ranks": shapes}

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from weightctl.write.executors import WorkerCounts
 
+# Work on fewer bytes is so fast that it has no progress bar.
+LONG = 100_000_000
 # Commands that take fewer seconds than this do not show a phase.
 _DELAY = 0.5
 _BETWEEN = 0.1
@@ -48,6 +50,11 @@ def progress_bar(
     if not _is_wanted(quiet=quiet):
         return nullcontext()
     return _bytes_bar(total, has_workers=has_workers)
+
+
+def long_bar(total: int, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
+    """Show a progress bar as `progress_bar` does, unless so few bytes take hardly any time."""
+    return progress_bar(total, quiet=quiet or total < LONG)
 
 
 def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:

@@ -1,22 +1,30 @@
-"""Lines and columns of text for the terminal, with colors if it supports them."""
+"""Lines and columns of text for the terminal, with colors if it supports them; notes and errors."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.text.columns import width, wrap_text
-from weightctl.text.wording import printable
+from weightctl.text.wording import pluralize, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from weightctl.split import Grid, Sharding
+    from weightctl.weights.info import Header
+
 _GAP = "  "
 _LEAST = 24
+# The fewest columns for a text that begins after others on its first line.
+_LEAST_TEXT = 20
+# Of more shapes of shards than this, a narrow terminal shows the first ones.
+_MOST_SHAPES = 2
 _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
@@ -154,6 +162,26 @@ def shorten_text(text: str, room: int) -> str:
     return text + "…"
 
 
+def hung(heads: Sequence[Cell], text: str, room: int | None, style: str = "") -> list[list[Cell]]:
+    """Return the lines of a text that begins after `heads`, with a hanging indent.
+
+    Lines have at most `room` columns; if `room` is None, the text is on one line. If the heads
+    leave little room, the text begins on the next line.
+    """
+    taken = sum(width(head.text) for head in heads)
+    text = printable(text)
+    if room is None:
+        return [[*heads, Cell(text, style)]]
+    indent = taken
+    if room - taken < _LEAST_TEXT:
+        indent = len(heads[0].text) - len(heads[0].text.lstrip()) + 4 if heads else 0
+    lines = wrap_text(text, max(room - indent, _LEAST_TEXT), cuts_words=True)
+    if indent != taken:
+        return [[*heads], *([Cell(" " * indent), Cell(line, style)] for line in lines)]
+    rest = [[Cell(" " * indent), Cell(line, style)] for line in lines[1:]]
+    return [[*heads, Cell(lines[0] if lines else "", style)], *rest]
+
+
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout; on a terminal in color, unless the environment disables colors."""
     show_text(format_lines(lines))
@@ -244,3 +272,79 @@ def _message_columns() -> int:
         if not os.environ.get("COLUMNS"):
             return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     return shutil.get_terminal_size().columns
+
+
+# How tensors are cut for several ranks.
+
+# The shape of each rank's shard, None for a rank that does not have the tensor.
+_Shapes = tuple[tuple[int, ...] | None, ...]
+
+
+def grid_text(grid: Grid) -> str:
+    """Return the arrangement of ranks: `2 ranks: tp 2`."""
+    ranks = pluralize(grid.ranks, "rank")
+    return f"{ranks}: {grid.degrees}" if grid.degrees else ranks
+
+
+def split_cells(header: Header, name: str) -> tuple[Cell, ...]:
+    """Return the cells that show how a tensor is cut: `rowwise 2x`, and the shards' shapes.
+
+    There are none if the checkpoint is not sharded.
+    """
+    sharding = header.shardings.get(name)
+    return () if sharding is None else _cells(header.tensors[name].shape, sharding)
+
+
+# All layers are cut in the same way, so results are cached.
+@lru_cache(maxsize=1024)
+def _cells(whole: tuple[int, ...], sharding: Sharding) -> tuple[Cell, ...]:
+    count = len({part for part in sharding.parts if part is not None})
+    times = f" {count}x" if count > 1 else ""
+    shapes = tuple(sharding.shape(whole, rank) for rank in range(len(sharding.parts)))
+    strategy = strategy_name(sharding)
+    return (
+        Cell(strategy + times, "yellow", short=shorten_strategy(strategy) + times),
+        rank_shapes(whole, shapes)._replace(short=""),
+    )
+
+
+def strategy_name(sharding: Sharding) -> str:
+    """Return the name of a tensor's strategy; `whole` if a single rank has all of the tensor."""
+    is_whole = [part for part in sharding.parts if part is not None] == [()]
+    return "whole" if is_whole and sharding.strategy == "replicate" else sharding.strategy
+
+
+def shorten_strategy(strategy: str) -> str:
+    """Return the short name of a strategy, for narrow terminals."""
+    return strategy.rpartition(", ")[2].replace("head_aware_columnwise", "head_aware")
+
+
+def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
+    """Return a cell with the shapes of the shards.
+
+    The ranks are named if their shapes differ, or if some do not have the tensor.
+    """
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for rank, shape in enumerate(shapes):
+        if shape is not None:
+            by_shape.setdefault(shape, []).append(rank)
+    if list(by_shape.values()) == [list(range(len(shapes)))]:
+        shape = next(iter(by_shape))
+        return Cell("" if shape == tuple(whole) else shape_text(shape))
+    texts = [f"{shape_text(shape)} on {join_ranks(ranks)}" for shape, ranks in by_shape.items()]
+    if len(by_shape) == 1:
+        return Cell(texts[0])
+    rest = ["..."] if len(by_shape) > _MOST_SHAPES else []
+    shown = [shape_text(shape) for shape in by_shape][:_MOST_SHAPES]
+    return Cell("; ".join(texts), short=" / ".join([*shown, *rest]))
+
+
+def join_ranks(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks as text, with ranges: `0-3, 6`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] + 1 == rank:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

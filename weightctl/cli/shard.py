@@ -25,12 +25,18 @@ from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import (
     Cell,
     columns,
+    grid_text,
+    hung,
     is_terminal,
+    join_ranks,
     make_shape_cells,
     note,
+    rank_shapes,
+    shorten_strategy,
     show_lines,
     show_table,
     show_text,
+    strategy_name,
 )
 from weightctl.cli.report import (
     describe_other_files,
@@ -38,8 +44,6 @@ from weightctl.cli.report import (
     planned_resumption,
     resumption,
 )
-from weightctl.cli.splits import brief, grid_text, join_ranks, rank_shapes, strategy_name
-from weightctl.cli.wrapping import hung
 from weightctl.errors import ConversionError, TensorSplitError
 from weightctl.formats import format_by_suffix
 from weightctl.formats.open.opening import open_weights
@@ -453,7 +457,7 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
     if share is not None:
         # A narrow terminal leaves out the type, which does not change, and shortens the strategy.
         shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
-        strategy = Cell(share.strategy, "yellow", short=brief(share.strategy))
+        strategy = Cell(share.strategy, "yellow", short=shorten_strategy(share.strategy))
         held = rank_shapes(share.info.shape, share.shapes)
         return Cell(text), shape, kind, size, strategy, held
     if line.name is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.completion import complete_tensor_names
 from weightctl.cli.contents import Contents
 from weightctl.cli.costs import document_network
 from weightctl.cli.render import (
@@ -46,7 +45,7 @@ app = typer.Typer(add_completion=False)
 def show(
     *,
     path: options.Path,
-    name: Annotated[str, typer.Argument(autocompletion=complete_tensor_names)],
+    name: Annotated[str, typer.Argument(autocompletion=options.complete_tensor_names)],
     index: Annotated[str, typer.Argument(show_default=False)] = "",
     npy: options.OutputFile = None,
     force: options.Force = False,

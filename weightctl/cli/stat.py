@@ -12,9 +12,8 @@ from weightctl.cli import options
 from weightctl.cli.chart import can_draw, draw_counts
 from weightctl.cli.contents import Contents
 from weightctl.cli.costs import document_network
-from weightctl.cli.listing import LONG
 from weightctl.cli.measured import list_tensors, measure
-from weightctl.cli.progress import progress_bar
+from weightctl.cli.progress import long_bar
 from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
 from weightctl.formats.open.opening import open_weights
 from weightctl.text.wording import pluralize
@@ -65,7 +64,7 @@ def stat(
         check_new_file(page, "--html", header_of(contents.weights).files, force=force)
     tensors, skipped = list_tensors(contents)
     total = sum(each.info.nbytes for each in tensors) * (2 if ranks else 1)
-    with progress_bar(total, quiet=quiet or total < LONG) as advance:
+    with long_bar(total, quiet=quiet) as advance:
         measured = [
             *measure(
                 contents,

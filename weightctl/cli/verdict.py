@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from weightctl.cli.chart import Bar, chart
-from weightctl.cli.render import Cell, in_columns, shape_text
-from weightctl.cli.wrapping import hung
+from weightctl.cli.render import Cell, hung, in_columns, shape_text
 from weightctl.text.columns import width
 from weightctl.text.wording import join_names, number, percent, pluralize, printable, say_more
 from weightctl.verify.figures import (

@@ -12,11 +12,9 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.chart import can_draw
-from weightctl.cli.completion import complete_checks
 from weightctl.cli.costs import document_network
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
-from weightctl.cli.run_on import device_named, layers_named, parse_tokens, text_of
 from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
@@ -53,9 +51,9 @@ def verify(
     against: options.InputFile = None,
     compare: Annotated[bool, typer.Option("--compare")] = False,
     checks: Annotated[
-        list[str] | None, typer.Option("--check", autocompletion=complete_checks)
+        list[str] | None, typer.Option("--check", autocompletion=options.complete_checks)
     ] = None,
-    skip: Annotated[list[str] | None, typer.Option(autocompletion=complete_checks)] = None,
+    skip: Annotated[list[str] | None, typer.Option(autocompletion=options.complete_checks)] = None,
     device: options.Device = "cpu",
     text: str | None = None,
     text_file: options.InputFile = None,
@@ -91,10 +89,10 @@ def verify(
     request = Request(
         subject=Subject(path, source_format),
         reference=None if against is None else Subject(against),
-        device=device_named(device),
-        text=text if text_file is None else text_of(text_file),
-        tokens=None if tokens is None else parse_tokens(tokens),
-        layers=None if layers is None else layers_named(layers),
+        device=options.device_named(device),
+        text=text if text_file is None else options.text_of(text_file),
+        tokens=None if tokens is None else options.parse_tokens(tokens),
+        layers=None if layers is None else options.layers_named(layers),
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,
         max_rmse=max_rmse,
