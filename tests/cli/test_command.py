@@ -314,7 +314,7 @@ PAGES = Path(weightctl_cli.__file__).parent / "pages"
 
 
 def test_every_command_has_a_page_of_its_name() -> None:
-    assert {path.stem for path in PAGES.iterdir()} == {*COMMANDS, "common", "weightctl"}
+    assert {path.stem for path in PAGES.iterdir()} == {*COMMANDS, "common", "weightctl", "words"}
     for name in COMMANDS:
         assert command_of(name).epilog.rpartition("\n\n")[2].startswith("Examples:\n")
 

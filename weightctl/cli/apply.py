@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, show_lines, show_text
+from weightctl.cli.render import Cell, show_lines
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 
@@ -44,7 +43,7 @@ def apply(
     with long_bar(total, quiet=quiet) as advance:
         made = apply_patch(base, patch, out, force=force, progress=advance)
     if as_json:
-        show_text(json.dumps(_document(base, patch, out, made) | document_network()) + "\n")
+        show_document(_document(base, patch, out, made))
     elif not quiet:
         size = format_size(sum(each.nbytes for each in made))
         files = pluralize(len(made), "file")

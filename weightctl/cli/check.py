@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
-from weightctl.cli.render import Cell, columns, hung, is_terminal, note, show_lines, show_text
+from weightctl.cli.costs import show_document
+from weightctl.cli.render import (
+    Cell,
+    columns,
+    hung,
+    is_terminal,
+    show_lines,
+    show_notes,
+)
 from weightctl.errors import ConversionError
 from weightctl.text.wording import join_names, pluralize, printable
 
@@ -67,12 +74,10 @@ def check(
         found = [*checked.findings, *(checked.fixed if dry_run else ())]
         write_rule_sarif(sarif, found, exit_code=code, force=force)
     if as_json:
-        made = _document(checked, dry_run=dry_run) | document_network()
-        show_text(json.dumps(made) + "\n")
+        show_document(_document(checked, dry_run=dry_run))
     else:
         show_lines([*_list_lines(checked, fix=fix, dry_run=dry_run, quiet=quiet)])
-    for text in () if quiet else checked.notes:
-        note(text)
+    show_notes(checked.notes, quiet=quiet)
     if code:
         raise typer.Exit(code)
 

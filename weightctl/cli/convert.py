@@ -15,7 +15,14 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import Cell, is_terminal, note, show_lines, show_table, show_text
+from weightctl.cli.render import (
+    Cell,
+    is_terminal,
+    show_lines,
+    show_notes,
+    show_table,
+    show_text,
+)
 from weightctl.cli.report import (
     check_report,
     document_outputs,
@@ -229,8 +236,7 @@ def write_output(
     if report is not None:
         check_report(report, plan, where, force=force, on=on)
     texts = [text for each in conversion.outputs for text in each.notes]
-    for text in () if quiet else [*texts, *(found.notes if found else ())]:
-        note(text)
+    show_notes([*texts, *(found.notes if found else ())], quiet=quiet)
     if not dry_run:
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for each in conversion.outputs for item in each.plan.items)
@@ -260,11 +266,8 @@ def write_output(
         # If the plan cannot be carried out, it is shown before the error.
         each.outcome.refuse(force=force)
     # Lost values are reported even with -q.
-    losses = [each.saved for each in conversion.outputs]
-    for text in (
-        text for each in losses for text in (*overflow_notes(each), *nonfinite_notes(each))
-    ):
-        note(text)
+    for saved in (each.saved for each in conversion.outputs):
+        show_notes([*overflow_notes(saved), *nonfinite_notes(saved)], quiet=False)
 
 
 def _show_summaries(

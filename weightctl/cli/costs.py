@@ -1,18 +1,19 @@
-"""Describes the costs of a command: time, network traffic, and workers."""
+"""Describes the costs of a command (time, network traffic, workers), and prints JSON with them."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.progress import describe_workers
-from weightctl.cli.render import Cell
+from weightctl.cli.render import Cell, show_text
 from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import seconds_elapsed
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from weightctl.write.save import Saved
 
@@ -65,3 +66,8 @@ def document_network(before: TrafficCounts = _NOTHING) -> dict[str, Any]:
     """Return the traffic since `before` as a JSON object; empty if no request was made."""
     counts = TRAFFIC.counts.since(before)
     return {"network": counts._asdict()} if counts.requests else {}
+
+
+def show_document(document: Mapping[str, Any], before: TrafficCounts = _NOTHING) -> None:
+    """Print a document as a line of JSON, with the traffic since `before`, if any."""
+    show_text(json.dumps({**document, **document_network(before)}) + "\n")

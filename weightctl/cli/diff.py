@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,17 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.compared import Comparison, Difference, Side, compare
 from weightctl.cli.contents import Contents, hash_tensors, label
-from weightctl.cli.costs import document_network
-from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.costs import show_document
+from weightctl.cli.outline import outline
 from weightctl.cli.progress import LONG, long_bar, stages_bar
-from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
+from weightctl.cli.render import (
+    Cell,
+    note,
+    shape_text,
+    show_lines,
+    show_notes,
+    show_table,
+)
 from weightctl.errors import WeightctlError
 from weightctl.families.mlx import is_mlx
 from weightctl.formats.open.opening import open_weights
@@ -74,8 +80,8 @@ def diff(
             "no tensor of A or B matches --include and --exclude",
             hint="`weightctl ls --flat` lists the names; `*` matches any text",
         )
-    if not quiet:
-        _show_notes(ours, theirs)
+    for contents in (ours, theirs):
+        show_notes(header_of(contents.weights).notes, quiet=quiet)
     written = None
     if patch is not None:
         written = save_patch(first, second, patch, force=force, quiet=quiet)
@@ -86,9 +92,8 @@ def diff(
     found = _compare(ours, theirs, (first, second), hashes=hashes, values=values, quiet=quiet)
     if as_json:
         compared = "values" if values else "bytes" if hashes else ""
-        made = _document((first, ours), (second, theirs), found, compared) | document_network()
-        made["patch"] = None if written is None else patch_document(written)
-        show_text(json.dumps(made) + "\n")
+        made = _document((first, ours), (second, theirs), found, compared)
+        show_document(made | {"patch": None if written is None else patch_document(written)})
     elif not quiet:
         titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
         show_lines([[Cell(printable(title), "bold")] for title in titles])
@@ -120,12 +125,6 @@ def _refuse_combinations(*, hashes: bool, values: bool, is_part: bool, has_patch
 
 def _open(path: str, include: Sequence[str], exclude: Sequence[str]) -> Contents:
     return Contents(open_weights(path), include, exclude)
-
-
-def _show_notes(*sides: Contents) -> None:
-    for contents in sides:
-        for text in header_of(contents.weights).notes:
-            note(text)
 
 
 def _compare(
@@ -207,18 +206,15 @@ def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
 
 
 def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
-    times = f"  x{line.times}" if line.times > 1 else ""
-    text = f"{'  ' * line.depth}{line.label}{times}"
     found = line.entry
     if found is None:
-        count = format_tensor_count(line.tensors, line.times)
-        return Cell(f"  {text}", "bold"), Cell(count, "dim", right=True)
+        return Cell(f"  {line.text}", "bold"), line.below
     sign, style = ("-", "red") if found.second is None else ("+", "green")
     if found.first is not None and found.second is not None:
         sign, style = "~", "yellow"
     sides = [side for side in found[:2] if side is not None]
     return (
-        Cell(f"{sign} {text}", style),
+        Cell(f"{sign} {line.text}", style),
         Cell(_arrow(shape_text(side.shape) for side in sides), right=True),
         Cell(
             _arrow(label(side[1:]) for side in sides),

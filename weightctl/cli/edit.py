@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.overview import value_document
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, note, show_lines, show_text
+from weightctl.cli.render import Cell, note, show_lines, show_notes
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable
 from weightctl.weights.tree import header_of
@@ -70,15 +69,13 @@ def edit(
         source_format=source_format,
         dry_run=True,
     )
-    if not quiet:
-        for text in header_of(edited.plan.weights).notes:
-            note(text)
+    show_notes(header_of(edited.plan.weights).notes, quiet=quiet)
     if not dry_run:
         total = edited.moved_bytes
         with long_bar(total, quiet=quiet) as advance:
             edited = edited.save(advance)
     if as_json:
-        show_text(json.dumps(_document(path, edited) | document_network()) + "\n")
+        show_document(_document(path, edited))
     elif not quiet:
         show_lines(_summary(path, edited))
 

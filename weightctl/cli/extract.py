@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
+from weightctl.cli.render import (
+    Cell,
+    shape_text,
+    show_lines,
+    show_notes,
+    show_table,
+)
 from weightctl.formats.open.opening import open_weights
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
@@ -61,12 +66,11 @@ def extract(
             progress=advance,
         )
     if as_json:
-        show_text(json.dumps(_document(base, tuned, out, made) | document_network()) + "\n")
+        show_document(_document(base, tuned, out, made))
         return
     if quiet:
         return
-    for text in made.notes:
-        note(text)
+    show_notes(made.notes, quiet=quiet)
     show_table(
         [
             Cell(each.name),

@@ -61,7 +61,7 @@ def describe(command: Any, name: str | None = None) -> None:
 
     `name` is the name of the page, by default that of the command.
     """
-    page = _read_page(name or command.name)
+    page = read_page(name or command.name)
     command.epilog = command.epilog or _fill(_make_epilog(page))
     texts = _read_parameters(page)
     for param in command.params:
@@ -72,7 +72,7 @@ def describe(command: Any, name: str | None = None) -> None:
         param.rich_help_panel = panel or found.get("panel") or None
 
 
-def _read_page(name: str) -> dict[str, Any]:
+def read_page(name: str) -> dict[str, Any]:
     """Return the content of a page; empty if a command has none."""
     import tomllib
     from importlib.resources import files
@@ -86,7 +86,7 @@ def _read_parameters(page: dict[str, Any]) -> dict[str, dict[str, str]]:
 
     Those of a page replace those of the pages that it is `like`, and these the common ones.
     """
-    pages = [_read_page("common"), *map(_read_page, page.get("like", ())), page]
+    pages = [read_page("common"), *map(read_page, page.get("like", ())), page]
     found: dict[str, dict[str, str]] = {}
     for each in pages:
         for name, texts in each.get("parameters", {}).items():
@@ -121,32 +121,28 @@ def _fill(text: str) -> str:
 
 
 def _list_supported(kind: str) -> str:
-    from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+    """Return the names of what weightctl supports, of one of the kinds that pages refer to."""
+    if kind.endswith("formats"):
+        from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+
+        *others, last = WRITTEN_FORMATS if kind == "written_formats" else ALL_FORMATS
+        return f"{', '.join(others)} or {last}"
+    if kind.endswith("checks"):
+        from weightctl.verify import CHECKS
+
+        if kind == "descriptions_of_checks":
+            return "\n".join(f"  {name}  {check.about}" for name, check in CHECKS.items())
+        return ", ".join(CHECKS)
     from weightctl.plan.type_names import list_recipes, plain_types, single_types
     from weightctl.schemes import WRITTEN
-    from weightctl.verify import CHECKS
 
     lists: dict[str, Iterable[str]] = {
         "recipes": list_recipes(),
         "single_types": single_types(),
         "plain_types": plain_types(),
         "schemes": WRITTEN,
-        "checks": CHECKS,
     }
-    match kind:
-        case "formats":
-            return _join_choices(ALL_FORMATS)
-        case "written_formats":
-            return _join_choices(WRITTEN_FORMATS)
-        case "descriptions_of_checks":
-            return "\n".join(f"  {name}  {check.about}" for name, check in CHECKS.items())
-        case _:
-            return ", ".join(lists[kind])
-
-
-def _join_choices(names: Iterable[str]) -> str:
-    *others, last = names
-    return f"{', '.join(others)} or {last}"
+    return ", ".join(lists[kind])
 
 
 def format_help(

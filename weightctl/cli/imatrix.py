@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.progress import stages_bar
-from weightctl.cli.render import Cell, note, show_lines, show_text
+from weightctl.cli.render import Cell, show_lines, show_notes
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
@@ -63,12 +62,10 @@ def imatrix(
             advance=advance,
         )
     notes = [*made.notes, *_describe_seldom(made)]
-    if not quiet:
-        for text in notes:
-            note(text)
+    show_notes(notes, quiet=quiet)
     if as_json:
         document = asdict(made) | {"model": path, "notes": notes}
-        show_text(json.dumps(document | document_network()) + "\n")
+        show_document(document)
     elif not quiet:
         show_lines([[Cell(_summarize(made))]])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.render import (
     Cell,
     columns,
@@ -19,6 +19,7 @@ from weightctl.cli.render import (
     note,
     shorten_text,
     show_lines,
+    show_notes,
     show_table,
     show_text,
     warn,
@@ -153,11 +154,10 @@ def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCou
     contents = Contents(weights, asked.include, asked.exclude)
     for text in weights.header.warnings:
         warn(text)
-    if not asked.quiet:
-        for text in header_of(weights).notes:
-            note(text)
-        if contents.count and not (contents.entries or contents.tensors or contents.leaves):
-            note(f"{path}: none of the {contents.count} tensors matches --include and --exclude")
+    show_notes(header_of(weights).notes, quiet=asked.quiet)
+    is_empty = not (contents.entries or contents.tensors or contents.leaves)
+    if contents.count and is_empty and not asked.quiet:
+        note(f"{path}: none of the {contents.count} tensors matches --include and --exclude")
     if asked.as_json:
         _show_json(path, contents, asked, before, fit)
     elif fit is not None:
@@ -221,7 +221,7 @@ def _show_json(
     )
     if fit is not None:
         made["fit"] = fit.document
-    show_text(json.dumps(made | document_network(before)) + "\n")
+    show_document(made, before)
 
 
 def _show_flat(path: str, contents: Contents, asked: ListChoices) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from weightctl.cli.render import Cell
 from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
@@ -29,6 +30,20 @@ class OutlineLine(NamedTuple, Generic[Entry]):
     times: int
     tensors: int
     nbytes: int
+
+    @property
+    def text(self) -> str:
+        """The label, indented by the depth, and how many equal nodes are folded here."""
+        times = f"  x{self.times}" if self.times > 1 else ""
+        return f"{'  ' * self.depth}{self.label}{times}"
+
+    @property
+    def below(self) -> Cell:
+        """The number of tensors below: `27 tensors`, or `3 x 9 tensors` for folded branches."""
+        each = self.tensors // self.times
+        noun = "tensor" if each == 1 else "tensors"
+        text = f"{each} {noun}" if self.times == 1 else f"{self.times} x {each} {noun}"
+        return Cell(text if self.tensors else "", "dim", right=True)
 
 
 # The measure of a node: a number that equal nodes share, the number of tensors below it, and the
@@ -153,12 +168,3 @@ def outline(
     `look` returns a key that equal entries share, the number of tensors of an entry, and its bytes.
     """
     return _Outline(entries, look).lines(root, 0, limit)
-
-
-def format_tensor_count(tensors: int, times: int) -> str:
-    """Return `27 tensors`, or `3 x 9 tensors` for folded branches; empty for no tensors."""
-    if not tensors:
-        return ""
-    each = tensors // times
-    noun = "tensor" if each == 1 else "tensors"
-    return f"{each} {noun}" if times == 1 else f"{times} x {each} {noun}"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.contents import Contents, find_alignment, kind, label
-from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.outline import outline
 from weightctl.cli.render import (
     Cell,
     make_shape_cells,
@@ -179,8 +179,7 @@ def _look(contents: Contents) -> Callable[[Shown], tuple[object, int, int]]:
 
 
 def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
-    times = f"  x{line.times}" if line.times > 1 else ""
-    text = f"{'  ' * line.depth}{line.label or _UNNAMED}{times}"
+    text = line._replace(label=line.label or _UNNAMED).text
     size = Cell(format_size(line.nbytes) if line.tensors else "", "dim", right=True)
     entry = line.entry
     if isinstance(entry, FoldedValues):
@@ -189,11 +188,10 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         return Cell(text), Cell(text_below, "dim", right=True)
     if isinstance(entry, Leaf):
         # An object shows its class, and the number of tensors that it has.
-        below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
         looks = entry.look or (entry.kind if "." in entry.kind else "")
         stated = "object" if "." in entry.kind and not entry.look else entry.kind
         brief = shorten_text(printable(looks), _LOOK)
-        return Cell(text), below, Cell(stated, "cyan"), size, Cell(looks, "dim", short=brief)
+        return Cell(text), line.below, Cell(stated, "cyan"), size, Cell(looks, "dim", short=brief)
     if entry is not None:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
         stored = kind(entry)
@@ -204,8 +202,7 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
     if line.name is not None:
         tied = f"{text} = {contents.aliases[line.name]}"
         return Cell(tied), Cell(""), Cell("tied", "cyan"), Cell("")
-    below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
-    return Cell(text, "bold"), below, Cell(""), size
+    return Cell(text, "bold"), line.below, Cell(""), size
 
 
 # Details of a checkpoint: file size, quantization, context length, license.

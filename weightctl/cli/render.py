@@ -231,6 +231,12 @@ def note(text: str) -> None:
     _show_message(Cell("note: "), [text])
 
 
+def show_notes(texts: Iterable[str], *, quiet: bool) -> None:
+    """Print notes on stderr, unless `quiet` is set."""
+    for text in () if quiet else texts:
+        note(text)
+
+
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     _show_message(Cell("warning: "), [text])

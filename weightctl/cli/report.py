@@ -60,17 +60,13 @@ def plan_kind(item: Item) -> tuple[object, int, int]:
 
 def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     """Return the cells of a line in a plan's outline."""
-    times = f"  x{line.times}" if line.times > 1 else ""
-    label = Cell(f"{'  ' * line.depth}{line.label}{times}", "" if line.entry else "bold")
+    label = Cell(line.text, "" if line.entry else "bold")
     size = Cell(format_size(line.nbytes), "dim", right=True)
     item = line.entry
     if item is None:
         if line.name is not None:
             return label, Cell(""), Cell("tied", "cyan")
-        from weightctl.cli.outline import format_tensor_count
-
-        count = format_tensor_count(line.tensors, line.times)
-        return label, Cell(count, "dim", right=True), Cell(""), Cell(""), Cell(""), size
+        return label, line.below, Cell(""), Cell(""), Cell(""), size
     stays = item.stored.encoding == item.info.encoding and not item.weight
     arrow = Cell("" if stays else "->", "dim")
     changed = Cell("" if stays else item.info.encoding.name, "cyan")

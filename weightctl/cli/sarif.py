@@ -94,7 +94,7 @@ def make_sarif(
     `errors` are the reasons why paths were not read.
     """
     rules = [_rule(name, level, text) for name, level, text in _RULES.values()]
-    results = [_result(each) for each in findings if each.severity is not Severity.KNOWN]
+    results = [_describe_scan(each) for each in findings if each.severity is not Severity.KNOWN]
     return _make_log(rules, results, errors, exit_code)
 
 
@@ -136,49 +136,51 @@ def write_rule_sarif(
         | {"fullDescription": {"text": f"{rule.details[:1].upper()}{rule.details[1:]}."}}
         for name, rule in RULES.items()
     ]
-    results: list[dict[str, Any]] = []
-    for finding in findings:
-        shown = printable(finding.text)
-        physical = {"artifactLocation": {"uri": _uri(finding.path)}}
-        location: dict[str, Any] = {"physicalLocation": physical}
-        if finding.where:
-            location["logicalLocations"] = [{"fullyQualifiedName": printable(finding.where)}]
-        results.append(
-            {
-                "ruleId": finding.rule,
-                "ruleIndex": order.index(finding.rule),
-                "level": RULES[finding.rule].level.value,
-                "message": {"text": f"{printable(finding.where)} {shown}".strip()},
-                "locations": [location],
-            }
+    results = [
+        _result(
+            (order.index(each.rule), each.rule, RULES[each.rule].level.value),
+            f"{printable(each.where)} {printable(each.text)}".strip(),
+            _location(each.path, each.where),
         )
+        for each in findings
+    ]
     write_report(path, _make_log(rules, results, (), exit_code), force=force)
 
 
-def _result(finding: ScanFinding) -> dict[str, Any]:
-    rule, level, _ = _RULES[finding.is_code, finding.severity]
-    member = printable(finding.member)
+def _describe_scan(finding: ScanFinding) -> dict[str, Any]:
+    """Return the result for a finding of a scan."""
+    key = finding.is_code, finding.severity
+    rule, level, _ = _RULES[key]
+    member, shown = printable(finding.member), printable(finding.text)
     where = f"byte {finding.offset}" + (f" of {member}" if member else "")
-    shown = printable(finding.text)
     if finding.severity is None:
         text = f"cannot be judged: {shown}"
     else:
         text = shown if finding.is_code else f"a pickle names {shown}"
-    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.path)}}
-    location: dict[str, Any] = {"physicalLocation": physical}
-    if member:
-        # The offset may count unpacked bytes, which are not a region of the file.
-        location["logicalLocations"] = [{"fullyQualifiedName": member}]
-    else:
-        physical["region"] = {"byteOffset": finding.offset}
+    location = _location(finding.path, finding.member)
+    if not member:  # otherwise, the offset may count unpacked bytes, not bytes of the file
+        location["physicalLocation"]["region"] = {"byteOffset": finding.offset}
+    result = _result((_ORDER.index(key), rule, level), f"{text} ({where})", location)
+    return result | {"properties": {"global": None if finding.severity is None else shown}}
+
+
+def _result(rule: tuple[int, str, str], text: str, location: dict[str, Any]) -> dict[str, Any]:
+    """Return the result for a finding; `rule` is its number, name and level."""
+    number, name, level = rule
     return {
-        "ruleId": rule,
-        "ruleIndex": _ORDER.index((finding.is_code, finding.severity)),
+        "ruleId": name,
+        "ruleIndex": number,
         "level": level,
-        "message": {"text": f"{text} ({where})"},
+        "message": {"text": text},
         "locations": [location],
-        "properties": {"global": None if finding.severity is None else shown},
     }
+
+
+def _location(path: str, inside: str) -> dict[str, Any]:
+    """Return a file, and the name of what is meant inside it, if any."""
+    physical = {"artifactLocation": {"uri": _uri(path)}}
+    logical = [{"fullyQualifiedName": printable(inside)}] if inside else []
+    return {"physicalLocation": physical, **({"logicalLocations": logical} if logical else {})}
 
 
 def _uri(path: str) -> str:

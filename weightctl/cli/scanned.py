@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.findings import ScannedFile
 from weightctl.cli.render import (
     Cell,
@@ -18,7 +17,6 @@ from weightctl.cli.render import (
     is_terminal,
     shorten_name,
     show_lines,
-    show_text,
 )
 from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats import format_by_index
@@ -101,8 +99,7 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
         try:
             at_path = _scan(path, allowed)
             if choices.as_json:
-                made = _document(path, at_path) | document_network(before)
-                show_text(json.dumps(made) + "\n")
+                show_document(_document(path, at_path), before)
             before = TRAFFIC.counts
             found += at_path
         except OutputError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -14,13 +13,13 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import (
-    document_network,
     document_times,
     document_workers,
     list_costs,
     list_workers,
+    show_document,
 )
-from weightctl.cli.outline import format_tensor_count, outline
+from weightctl.cli.outline import outline
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import (
     Cell,
@@ -30,12 +29,11 @@ from weightctl.cli.render import (
     is_terminal,
     join_ranks,
     make_shape_cells,
-    note,
     rank_shapes,
     shorten_strategy,
     show_lines,
+    show_notes,
     show_table,
-    show_text,
     strategy_name,
 )
 from weightctl.cli.report import (
@@ -149,8 +147,7 @@ def shard(
         return
     sharded = plan_shards(given)
     target = require_out(out, "MODEL OUT --tp N")
-    for text in () if quiet else sharded.notes:
-        note(text)
+    show_notes(sharded.notes, quiet=quiet)
     if not dry_run:
         with (
             note_when_stopped(sharded.outcome.where),
@@ -163,7 +160,7 @@ def shard(
             )
     plan, outcome, saved = sharded.plan, sharded.outcome, sharded.saved
     if as_json:
-        show_text(json.dumps(document(path, target, plan, outcome, saved)) + "\n")
+        show_document(document(path, target, plan, outcome, saved))
     elif not quiet:
         if dry_run:
             show_table(share_rows(plan))
@@ -246,8 +243,7 @@ def make_grid(axes: Mapping[str, str | int | None]) -> Grid:
 
 def _open_with_notes(path: str, source_format: str | None, *, quiet: bool) -> Checkpoint:
     weights = open_weights(path, source_format)
-    for text in () if quiet else header_of(weights).notes:
-        note(text)
+    show_notes(header_of(weights).notes, quiet=quiet)
     return weights
 
 
@@ -271,7 +267,7 @@ def _refuse(given: Mapping[str, object], action: str, why: str) -> None:
 def show_possible(path: str, found: Sequence[Possible], *, as_json: bool) -> None:
     """Print which numbers of ranks work, and the tensor and reason that prevent the others."""
     if as_json:
-        show_text(json.dumps(_document_possible(path, found)) + "\n")
+        show_document(_document_possible(path, found))
         return
     reasons: dict[str, list[int]] = {}
     for each in found:
@@ -312,7 +308,6 @@ def _document_possible(path: str, found: Sequence[Possible]) -> dict[str, Any]:
             }
             for each in found
         ],
-        **document_network(),
     }
 
 
@@ -333,8 +328,7 @@ def _gather(out: str, given: Mapping[str, Any]) -> None:
             hint="to write to a pipe, use "
             f"`weightctl convert {path} - --to {described.plan.format}`",
         )
-    for text in () if quiet else _list_notes(described):
-        note(text)
+    show_notes(_list_notes(described), quiet=quiet)
     saved = None
     if not given["dry_run"]:
         with progress_bar(described.nbytes, quiet=quiet, has_workers=on is not None) as advance:
@@ -347,7 +341,7 @@ def _gather(out: str, given: Mapping[str, Any]) -> None:
                 task_size=given["task_size"],
             )
     if given["as_json"]:
-        show_text(json.dumps(_document_gathering(path, out, described, saved)) + "\n")
+        show_document(_document_gathering(path, out, described, saved))
     elif not quiet:
         show_lines(_summarize_gathering(path, out, described, saved))
     if given["dry_run"]:
@@ -395,7 +389,6 @@ def _document_gathering(
         **document_times(saved, saved.nbytes if saved else 0),
         "notes": _list_notes(described),
         **document_workers(saved),
-        **document_network(),
     }
 
 
@@ -450,8 +443,6 @@ def _look(share: _Share) -> tuple[object, int, int]:
 
 
 def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
-    times = f"  x{line.times}" if line.times > 1 else ""
-    text = f"{'  ' * line.depth}{line.label}{times}"
     size = Cell(format_size(line.nbytes), "dim", right=True)
     share = line.entry
     if share is not None:
@@ -459,11 +450,10 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
         shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
         strategy = Cell(share.strategy, "yellow", short=shorten_strategy(share.strategy))
         held = rank_shapes(share.info.shape, share.shapes)
-        return Cell(text), shape, kind, size, strategy, held
+        return Cell(line.text), shape, kind, size, strategy, held
     if line.name is not None:
-        return Cell(f"{text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
-    below = Cell(format_tensor_count(line.tensors, line.times), "dim", right=True)
-    return Cell(text, "bold"), below, Cell(""), size
+        return Cell(f"{line.text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
+    return Cell(line.text, "bold"), line.below, Cell(""), size
 
 
 def summary(
@@ -582,5 +572,4 @@ def document(
             for name, share in _shares(plan).items()
         ],
         **document_workers(saved),
-        **document_network(),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,15 +10,15 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.contents import Contents
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.render import (
     Cell,
     columns,
     is_terminal,
     make_shape_cells,
-    note,
     shape_text,
     show_lines,
+    show_notes,
     show_table,
     show_text,
 )
@@ -62,9 +61,7 @@ def show(
     del anonymous  # its callback has taken effect
     weights = open_weights(path, source_format)
     contents = Contents(weights)
-    if not quiet:
-        for text in header_of(weights).notes:
-            note(text)
+    show_notes(header_of(weights).notes, quiet=quiet)
     if npy is not None:
         from weightctl.write.targets import check_new_file
 
@@ -77,7 +74,7 @@ def show(
         _write_npy(npy, values, force=force)
     if as_json:
         document = _document(path, tensor.info, values, with_values=npy is None)
-        show_text(json.dumps(document | document_network()) + "\n")
+        show_document(document)
     elif npy is None:
         if not quiet:
             show_table([[Cell(tensor.info.name, "bold"), *_describe(tensor.info)]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,17 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.chart import can_draw, draw_counts
 from weightctl.cli.contents import Contents
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.measured import list_tensors, measure
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, note, shape_text, show_lines, show_table, show_text
+from weightctl.cli.render import (
+    Cell,
+    note,
+    shape_text,
+    show_lines,
+    show_notes,
+    show_table,
+)
 from weightctl.formats.open.opening import open_weights
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of
@@ -55,9 +61,7 @@ def stat(
     """
     del anonymous  # its callback has taken effect
     contents = Contents(open_weights(path, source_format), include or (), exclude or ())
-    if not quiet:
-        for text in header_of(contents.weights).notes:
-            note(text)
+    show_notes(header_of(contents.weights).notes, quiet=quiet)
     if page is not None:
         from weightctl.write.targets import check_new_file
 
@@ -85,7 +89,7 @@ def stat(
             "tensors": [_document(each) for each in measured],
             "skipped": skipped,
         }
-        show_text(json.dumps(document | document_network()) + "\n")
+        show_document(document)
         return
     if measured:
         show_table(

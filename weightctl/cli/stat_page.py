@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.page.document import render_document
+from weightctl.page.document import read_asset, render_document
 from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
 from weightctl.page.labels import TIMES, shorten, show_tick, show_times
 from weightctl.page.markup import Markup, element, join, make_axis
@@ -28,20 +28,6 @@ _LONGEST = 120
 _BOUNDS = (0.5, 0.8, 1.25, 2.0, 3.0, 6.0)
 _LEVELS = 9
 _WIDE, _HIGH = 96, 20
-# Sorts the rows of a table by the column of the button, and in the other order at the next click.
-_SCRIPT = """
-document.querySelectorAll("th button").forEach(button=>button.addEventListener("click",()=>{
-const head=button.parentElement,body=head.closest("table").tBodies[0],place=head.cellIndex;
-const order=head.getAttribute("aria-sort"),isNumber=head.classList.contains("n");
-const rises=order?order==="descending":!isNumber;
-head.parentElement.querySelectorAll("th").forEach(each=>each.removeAttribute("aria-sort"));
-head.setAttribute("aria-sort",rises?"ascending":"descending");
-const key=row=>row.cells[place].dataset.v??row.cells[place].textContent;
-const compare=isNumber?(a,b)=>key(b)-key(a)
-:(a,b)=>key(b).localeCompare(key(a),undefined,{numeric:true});
-[...body.rows].sort((a,b)=>rises?compare(b,a):compare(a,b)).forEach(row=>body.append(row));
-}));
-""".replace("\n", "")
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,7 @@ def render_page(path: str, kind: str, rows: Sequence[MeasuredRow], skipped: Sequ
         _draw_table(rows, has_ranks=has_ranks),
         element("footer", f"Written by weightctl {__version__} stat."),
     )
-    return render_document(f"{shorten(name, 80)}: statistics", main, _SCRIPT)
+    return render_document(f"{shorten(name, 80)}: statistics", main, read_asset("sort.js"))
 
 
 def _draw_tiles(rows: Sequence[MeasuredRow], skipped: Sequence[str]) -> Markup:

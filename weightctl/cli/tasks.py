@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_orig
 import typer
 
 from weightctl.cli.convert import BUDGET_OPTIONS, convert, plan_conversion
-from weightctl.cli.costs import document_network
-from weightctl.cli.render import Cell, note, show_lines, show_table, show_text
+from weightctl.cli.costs import show_document
+from weightctl.cli.render import Cell, show_lines, show_notes, show_table
 from weightctl.cli.shard import plan_shards, shard
 from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size, parse_size
@@ -92,14 +91,11 @@ def tasks(**given: Any) -> None:
     EPYC.
     """
     planned = _plan(given)
-    if not given["quiet"]:
-        for text in getattr(planned, "notes", ()):
-            note(text)
-        if getattr(planned, "beside", None) is not None:
-            note(_OF_OUT)
+    beside = [_OF_OUT] if getattr(planned, "beside", None) is not None else []
+    show_notes([*getattr(planned, "notes", ()), *beside], quiet=given["quiet"])
     found = _list_tasks(planned, given)
     if given["as_json"]:
-        show_text(json.dumps(document(given["path"], found)) + "\n")
+        show_document(document(given["path"], found))
         return
     show_table(list_rows(found))
     if not given["quiet"]:
@@ -259,5 +255,4 @@ def document(path: str, found: TaskList) -> dict[str, Any]:
         "written_bytes": sum(batch.made for batch in batches),
         "seconds": sum(batch.estimate_seconds(found.bandwidth) for batch in batches),
         "tasks": listed,
-        **document_network(),
     }

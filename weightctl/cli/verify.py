@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from math import isfinite
@@ -12,9 +11,9 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.chart import can_draw
-from weightctl.cli.costs import document_network
+from weightctl.cli.costs import show_document
 from weightctl.cli.progress import stages_bar
-from weightctl.cli.render import columns, is_terminal, note, show_lines, show_text
+from weightctl.cli.render import columns, is_terminal, show_lines, show_notes
 from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
@@ -157,12 +156,11 @@ def _in_vain(report: Report, checks: Sequence[str] | None) -> list[str]:
 
 def _show(report: Report, in_vain: Sequence[str], *, as_json: bool, quiet: bool) -> None:
     if as_json:
-        show_text(json.dumps(make_document(report) | document_network()) + "\n")
+        show_document(make_document(report))
     elif quiet:
         show_lines(brief(report, in_vain))
     else:
         # Lines for a pipe are not wrapped, unless COLUMNS sets their length.
         wraps = is_terminal() or "COLUMNS" in os.environ
         show_lines(verdict(report, columns(), wraps=wraps, plain=not can_draw()))
-    for text in () if quiet else report.notes:
-        note(text)
+    show_notes(report.notes, quiet=quiet)
