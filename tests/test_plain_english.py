@@ -145,7 +145,8 @@ def texts() -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for line, text in texts_of(path):
             yield f"{path.relative_to(ROOT)}:{line}", text
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    tables = (path for name in ("check", "verify") for path in (PACKAGE / name).rglob("*.toml"))
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(tables)):
         for line, text in paragraphs(path.read_text()):
             yield f"{path.relative_to(ROOT)}:{line}", text
     changes = (ROOT / "CHANGELOG.md").read_text()

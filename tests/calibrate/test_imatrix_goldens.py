@@ -14,7 +14,7 @@ from weightctl.calibrate import make_imatrix
 from weightctl.calibrate.chunks import CalibrationText, cut_chunks
 from weightctl.device import DeviceRef
 from weightctl.formats.imatrix.sums import read_sums, write_dat, write_gguf
-from weightctl.verify.request import Subject
+from weightctl.verify.subject import Subject
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from check_files import FAULTS, INDEX, change, change_index, make_models
 from weightctl.check import JsonChange, check
-from weightctl.check.json_text import change_text
+from weightctl.check.checking import change_text
 
 if TYPE_CHECKING:
     from check_files import CheckFault

@@ -128,7 +128,8 @@ def test_a_conversion_names_its_phases_in_order(tmp_path: Path) -> None:
 
 def test_a_verification_names_its_phases() -> None:
     from weightctl.verify.checking import verify
-    from weightctl.verify.request import Request, Subject
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
 
     phases: list[str] = []
     with listening(phases.append):

@@ -28,7 +28,7 @@ from weightctl.cli.options import device_named, layers_named, parse_tokens, text
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 from weightctl.verify import CHECKS
-from weightctl.verify.report.json_document import make_document
+from weightctl.verify.report import make_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,8 @@ from each import usual
 from lazy import load_file, save_file, torch
 from weightctl.errors import ArchitectureError
 from weightctl.verify.checking import verify
-from weightctl.verify.request import Request, Subject
+from weightctl.verify.request import Request
+from weightctl.verify.subject import Subject
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -84,7 +84,7 @@ def describe_causes() -> dict[str, str]:
 
 def update_schema(page: str) -> str:
     """Return the schema with the names of checks and causes as they are now."""
-    measured = [name for name, check in CHECKS.items() if check.figures is not None]
+    measured = [name for name, check in CHECKS.items() if check.figures]
     references = ",\n".join(f'            {{"$ref": "#/$defs/{name}"}}' for name in measured)
     page = _NAMES.sub(", ".join(CAUSES), page)
     page = _CHECKS.sub(", ".join(f'"{name}"' for name in CHECKS), page)

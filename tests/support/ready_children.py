@@ -32,7 +32,7 @@ from weightctl.formats.keras import apart
 from weightctl.system.children import start_python
 from weightctl.translate.tokenizer import encoding
 from weightctl.translate.tokenizer.apart import TokenizerProcess
-from weightctl.verify.checks.structure import readers
+from weightctl.verify.checks import structure
 from weightctl.write.executors import processes
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 # The modules that start children that read files, and those that work for this process.
-STARTERS = (readers, apart)
+STARTERS = (structure, apart)
 WORKERS = (processes,)
 OF_WORKERS = (
-    "weightctl.write.executors.worker", "weightctl.write.conversion", "weightctl.verify.workers",
+    "weightctl.write.executors.worker", "weightctl.write.conversion", "weightctl.verify.request",
     "weightctl.codecs", "weightctl.kernels._native", "ml_dtypes",
 )  # fmt: skip
 # What the children import, except for torch, which is imported for the first that needs it.

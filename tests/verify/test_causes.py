@@ -20,11 +20,9 @@ from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Explanation, Request, Subject, verify
 from weightctl.verify.checks.values import check
-from weightctl.verify.compare.configs import correct, find_differences
+from weightctl.verify.compare.configs import correct, find_differences, find_spelling
 from weightctl.verify.compare.explaining import PATIENCE, explain_each
-from weightctl.verify.compare.measure import Samples, take_sample
-from weightctl.verify.compare.pairs import pair_tensors
-from weightctl.verify.config_keys import find_spelling
+from weightctl.verify.compare.pairing import Samples, pair_tensors, take_sample
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.steps.rows import RowRange

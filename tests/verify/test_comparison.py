@@ -15,7 +15,7 @@ from weightctl.cli import app
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, verify
 from weightctl.verify.figures import ValuesFigures
-from weightctl.verify.report.json_document import make_document
+from weightctl.verify.report import make_document
 
 if TYPE_CHECKING:
     from pathlib import Path

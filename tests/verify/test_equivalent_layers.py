@@ -20,7 +20,7 @@ from verdicts import assert_healthy, assert_named, explain, report_on
 from weightctl.dtype import ENCODINGS
 from weightctl.verify import Request, Subject
 from weightctl.verify.checks.values import check
-from weightctl.verify.compare.distance import PairSide
+from weightctl.verify.compare.pairing import PairSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable

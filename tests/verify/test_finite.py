@@ -28,8 +28,8 @@ from weightctl.verify import Request, Result, Subject, verify
 from weightctl.verify.checks.finite import check
 from weightctl.verify.checks.finite.scales import form_of, read_codes
 from weightctl.verify.checks.finite.survey import survey_tensors
-from weightctl.verify.compare import measure
-from weightctl.verify.compare.measure import RunSums, compare_runs
+from weightctl.verify.compare import distance
+from weightctl.verify.compare.distance import RunSums, compare_runs
 from weightctl.verify.figures import FiniteFigures
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.steps.numbers import Plus
@@ -544,7 +544,7 @@ def require_near(found: RunSums, wanted: RunSums) -> None:
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 def test_sums_are_those_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     require_near(compare_runs(*pair()), expected(*pair()))
-    monkeypatch.setattr(measure, "run_comparer", lambda: None)
+    monkeypatch.setattr(distance, "run_comparer", lambda: None)
     require_near(compare_runs(*pair()), expected(*pair()))
 
 

@@ -25,15 +25,15 @@ from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast
 from weightctl.verify import Request, Subject, verify
 from weightctl.verify.checks.forward import check_matrices
-from weightctl.verify.checks.forward.predictions import (
+from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
+from weightctl.verify.figures import ForwardFigures, MatrixGain
+from weightctl.verify.run.output import (
     Agreement,
+    compute_expectations,
     count_by_bound,
     find_least_cosine,
     summarize,
 )
-from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
-from weightctl.verify.figures import ForwardFigures, MatrixGain
-from weightctl.verify.run.output import compute_expectations
 from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
 

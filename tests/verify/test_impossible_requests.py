@@ -22,7 +22,7 @@ from verdicts import forward, saved
 from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.verify import Request, Subject, verify
 from weightctl.verify.checks.finite.survey import Stretch, _survey_units
-from weightctl.verify.workers import Workers, run_units
+from weightctl.verify.request import Workers, run_units
 from weightctl.write.executors import WorkerLostError
 from weightctl.write.executors.processes import ProcessExecutor
 

@@ -47,7 +47,7 @@ from weightctl.weights.info import TensorInfo
 from weightctl.weights.steps.numbers import numbers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -442,8 +442,10 @@ def without_tokenizer(tmp_path: Path) -> Subject:
     return saved(tmp_path, small_models.llama(num_hidden_layers=1))
 
 
-def made(subject: Subject, **request: Any) -> Prompt:
-    return make_prompt(Request(subject=subject, **request), subject)
+def made(
+    subject: Subject, *, tokens: Sequence[int] | None = None, text: str | None = None
+) -> Prompt:
+    return make_prompt(tokens, text, subject)
 
 
 def words(count: int) -> str:

@@ -35,8 +35,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.plan.arrangement import split
 from weightctl.split import Grid
 from weightctl.verify import Request, Result, Subject, verify
-from weightctl.verify.checks.structure import check, check_total
-from weightctl.verify.checks.structure.readers import ask_reader, scan_pickles
+from weightctl.verify.checks.structure import ask_reader, check, check_total, scan_pickles
 from weightctl.verify.figures import StructureFigures
 from weightctl.weights.info import TensorInfo
 from weightctl.write.save import save
@@ -304,7 +303,7 @@ def test_a_module_of_a_models_directory_is_not_taken_for_a_reader(small: Path) -
     (small.parent / "safetensors.py").write_text("raise SystemExit('taken')")
     code = (
         "from weightctl import open_weights;"
-        "from weightctl.verify.checks.structure.readers import ask_reader;"
+        "from weightctl.verify.checks.structure import ask_reader;"
         "print(ask_reader(open_weights('small.safetensors').header))"
     )
     run = subprocess.run(

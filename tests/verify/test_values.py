@@ -30,13 +30,16 @@ from weightctl.verify.checks.values import check
 from weightctl.verify.compare.distance import (
     MOST_KEPT,
     Measured,
-    PairSide,
     is_within,
-    typical_error,
+    measure_pair,
+    measure_sample,
 )
-from weightctl.verify.compare.measure import measure_pair, measure_sample
-from weightctl.verify.compare.pairing import Pair, convert_convention
-from weightctl.verify.compare.pairs import pair_tensors
+from weightctl.verify.compare.pairing import (
+    Pair,
+    PairSide,
+    convert_convention,
+    pair_tensors,
+)
 from weightctl.verify.figures import ValuesFigures
 from weightctl.weights import as_checkpoint
 from weightctl.weights.derived import DerivedTensor, ReadableTensor, tensor_of
@@ -511,7 +514,7 @@ def test_a_weight_in_parts_costs_what_its_bits_do() -> None:
     assert apart.is_apart
     assert apart.through(WEIGHTS) is None
     assert 0.05 < apart.typical < 0.2
-    assert typical_error(ENCODINGS["F32"], 1.0) <= 1
+    assert PairSide(ENCODINGS["F32"], 1.0).typical <= 1
 
 
 @each("is_coarser", [True, False])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.plan.recipe_lines import Recipe, RecipeLine
 from weightctl.text.wording import number
-from weightctl.verify.checks.forward.predictions import predict
+from weightctl.verify.run.output import predict
 from weightctl.verify.run.parts import Running
 from weightctl.weights.metadata import MetadataValue
 

@@ -28,7 +28,7 @@ from weightctl.plan.recipe_lines import OTHERWISE, Recipe
 from weightctl.plan.scheme_names import SchemeRecipe
 from weightctl.plan.type_rules import BY_RULE
 from weightctl.schemes.dequantize import dequantize_weights
-from weightctl.verify.request import Subject
+from weightctl.verify.subject import Subject
 from weightctl.weights.derived import Derived, StoredTensor
 from weightctl.weights.tree import Checkpoint, source_of
 from weightctl.write.convert import convert

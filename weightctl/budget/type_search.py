@@ -19,9 +19,8 @@ from weightctl.system.phases import begin_phase
 from weightctl.text.patterns import regular_expression
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import number
-from weightctl.verify.checks.forward.predictions import Agreement
 from weightctl.verify.request import Request
-from weightctl.verify.run.output import count_positions
+from weightctl.verify.run.output import Agreement, count_positions
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, Running, name_layer
 
 if TYPE_CHECKING:
@@ -33,9 +32,9 @@ if TYPE_CHECKING:
     from weightctl.budget.limits import QuantizationBudget
     from weightctl.budget.space import SearchedTensor, SearchSpace
     from weightctl.codecs.base import F32
-    from weightctl.verify.request import Subject
     from weightctl.verify.run.parts import Replaced
     from weightctl.verify.run.prompt import Prompt
+    from weightctl.verify.subject import Subject
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.derived import ReadableTensor
 

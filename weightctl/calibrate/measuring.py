@@ -32,8 +32,8 @@ from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.storage.location import is_remote
 from weightctl.system.phases import begin_phase
 from weightctl.text.wording import pluralize
-from weightctl.verify.request import Subject
 from weightctl.verify.run.parts import Running
+from weightctl.verify.subject import Subject
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.partial import write_files
 

@@ -8,9 +8,8 @@ from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
     from weightctl.check.checking import Checked, check
-    from weightctl.check.findings import JsonChange, Level, Rule, RuleFinding
     from weightctl.check.model import CheckedModel
-    from weightctl.check.rules import RULES
+    from weightctl.check.rules import RULES, JsonChange, Level, Rule, RuleFinding
 
 __all__ = [
     "RULES",
@@ -29,10 +28,10 @@ __getattr__ = load_on_use(
         "RULES": "weightctl.check.rules:RULES",
         "Checked": "weightctl.check.checking:Checked",
         "CheckedModel": "weightctl.check.model:CheckedModel",
-        "JsonChange": "weightctl.check.findings:JsonChange",
-        "Level": "weightctl.check.findings:Level",
-        "Rule": "weightctl.check.findings:Rule",
-        "RuleFinding": "weightctl.check.findings:RuleFinding",
+        "JsonChange": "weightctl.check.rules:JsonChange",
+        "Level": "weightctl.check.rules:Level",
+        "Rule": "weightctl.check.rules:Rule",
+        "RuleFinding": "weightctl.check.rules:RuleFinding",
         "check": "weightctl.check.checking:check",
     },
 )

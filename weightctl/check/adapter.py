@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.adapters.reading import list_wrong_scales, parse_name
-from weightctl.check.findings import JsonChange, RuleFinding
+from weightctl.check.rules import JsonChange, RuleFinding
 from weightctl.text.untyped import is_list
 from weightctl.text.wording import join_names
 
@@ -26,20 +26,16 @@ def find_wrong_rank(model: CheckedModel) -> Iterator[RuleFinding]:
     rank = document.get("r")
     if not ranks or ranks == [rank] or any(document.get(key) for key in _OTHER_SHAPES):
         return
-    path = model.locate(_CONFIG)
     shown = ", ".join(map(str, ranks[:_MOST_NAMED])) + (", ..." if ranks[_MOST_NAMED:] else "")
-    yield RuleFinding(
-        path=path,
-        where="r",
-        text=f"is {rank}, and the matrices have the rank {shown}",
-        changes=(JsonChange(path, ("r",), ranks[0]),) if len(ranks) == 1 else (),
-    )
+    text = f"is {rank}, and the matrices have the rank {shown}"
+    right = JsonChange(model.locate(_CONFIG), ("r",), ranks[0])
+    yield model.report(_CONFIG, "r", text, changes=[right] if len(ranks) == 1 else ())
 
 
 def find_wrong_scales(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find ranks and alphas in adapter_config.json that scale nothing."""
     for key, problem in list_wrong_scales(_read_config(model)):
-        yield RuleFinding(path=model.locate(_CONFIG), where=key, text=problem)
+        yield model.report(_CONFIG, key, problem)
 
 
 def find_unmatched_modules(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -47,11 +43,8 @@ def find_unmatched_modules(model: CheckedModel) -> Iterator[RuleFinding]:
     modules, targets = [*_list_ranks(model)], _list_targets(model)
     absent = [each for each in targets if not any(_is_target(name, each) for name in modules)]
     if modules and absent:
-        yield RuleFinding(
-            path=model.locate(_CONFIG),
-            where="target_modules",
-            text=f"has modules without matrices: {join_names(sorted(absent), _MOST_NAMED)}",
-        )
+        text = f"has modules without matrices: {join_names(sorted(absent), _MOST_NAMED)}"
+        yield model.report(_CONFIG, "target_modules", text)
 
 
 def find_untargeted_modules(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -61,22 +54,16 @@ def find_untargeted_modules(model: CheckedModel) -> Iterator[RuleFinding]:
         name for name in _list_ranks(model) if not any(_is_target(name, each) for each in targets)
     ]
     if targets and others:
-        yield RuleFinding(
-            path=model.locate(_CONFIG),
-            where="target_modules",
-            text=f"lacks modules that have matrices: {join_names(others, _MOST_NAMED)}",
-        )
+        text = f"lacks modules that have matrices: {join_names(others, _MOST_NAMED)}"
+        yield model.report(_CONFIG, "target_modules", text)
 
 
 def find_no_base(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find an adapter that does not name the model it is for."""
     document = _read_config(model)
     if document and not document.get("base_model_name_or_path"):
-        yield RuleFinding(
-            path=model.locate(_CONFIG),
-            where="base_model_name_or_path",
-            text="is missing, so programs do not know the model that the adapter is for",
-        )
+        text = "is missing, so programs do not know the model that the adapter is for"
+        yield model.report(_CONFIG, "base_model_name_or_path", text)
 
 
 def _read_config(model: CheckedModel) -> Mapping[str, Any]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.check.findings import RuleFinding
 from weightctl.translate.card.readme import read_front_matter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.check.model import CheckedModel
+    from weightctl.check.rules import RuleFinding
 
 _README = "README.md"
 _KEYS = (
-    "license",
-    "license_name",
-    "license_link",
-    "base_model",
-    "library_name",
-    "language",
-    "tags",
-)
+    "license", "license_name", "license_link", "base_model", "library_name", "language", "tags",
+)  # fmt: skip
 
 
 def find_wrong_front_matter(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -31,18 +25,14 @@ def find_wrong_front_matter(model: CheckedModel) -> Iterator[RuleFinding]:
     try:
         read_front_matter(model.locate(_README), _KEYS)
     except ValueError as error:
-        yield RuleFinding(path=model.locate(_README), text=str(error))
+        yield model.report(_README, "", str(error))
 
 
 def find_unnamed_license(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find the license `other` without the name of the license."""
     facts = _read_facts(model)
     if facts.get("license") == "other" and not facts.get("license_name"):
-        yield RuleFinding(
-            path=model.locate(_README),
-            where="license",
-            text="is `other`, and there is no `license_name`",
-        )
+        yield model.report(_README, "license", "is `other`, and there is no `license_name`")
 
 
 def find_other_base(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -53,11 +43,8 @@ def find_other_base(model: CheckedModel) -> Iterator[RuleFinding]:
     # A path of the machine that trained the adapter is not the name of a model.
     is_name = isinstance(base, str) and base.count("/") == 1 and not base.startswith((".", "/"))
     if is_name and names and base not in names:
-        yield RuleFinding(
-            path=model.locate(_README),
-            where="base_model",
-            text=f"is {', '.join(map(str, names))}, and {base} in adapter_config.json",
-        )
+        text = f"is {', '.join(map(str, names))}, and {base} in adapter_config.json"
+        yield model.report(_README, "base_model", text)
 
 
 def _read_facts(model: CheckedModel) -> Mapping[str, Any]:

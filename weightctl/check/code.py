@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.check.findings import RuleFinding
+from weightctl.check.rules import RuleFinding
 from weightctl.formats.scanning import FoundCode, scan_file
 from weightctl.storage.files import is_file, list_names, open_reader
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from weightctl.check.findings import JsonChange, RuleFinding
+from weightctl.check.rules import JsonChange, RuleFinding
 from weightctl.families.common_keys import describe_foreign_classes
 from weightctl.formats.huggingface import CONFIG
 from weightctl.schemes.matching import read_entries
@@ -30,9 +30,7 @@ _MOST = 0.5
 def find_damaged_documents(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find JSON files of the directory that are not JSON objects."""
     for name, reason in model.damaged_documents.items():
-        yield RuleFinding(
-            path=model.locate(name), text=reason, hint="copy the file again from its source"
-        )
+        yield model.report(name, "", reason, hint="copy the file again from its source")
 
 
 def find_wrong_dtypes(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -48,14 +46,10 @@ def find_wrong_dtypes(model: CheckedModel) -> Iterator[RuleFinding]:
         encoding = _DTYPES.get(stated.removeprefix("torch."), "")
         if not encoding or encoding == most or size <= _MOST * total or not right:
             continue
-        path = model.locate(CONFIG)
         share = "all" if size == total else f"{percent(size / total)} of the"
-        yield RuleFinding(
-            path=path,
-            where=".".join(keys),
-            text=f"is {stated}, and {share} values are {most}",
-            changes=(JsonChange(path, keys, right),),
-        )
+        text = f"is {stated}, and {share} values are {most}"
+        change = JsonChange(model.locate(CONFIG), keys, right)
+        yield model.report(CONFIG, ".".join(keys), text, changes=[change])
 
 
 def _count_values(model: CheckedModel) -> Counter[str]:
@@ -91,7 +85,7 @@ def find_foreign_classes(model: CheckedModel) -> Iterator[RuleFinding]:
     found = model.subject.checkpoint
     text = "" if found is None else describe_foreign_classes(found.family, found.document)
     if text:
-        yield RuleFinding(path=model.locate(CONFIG), text=text)
+        yield model.report(CONFIG, "", text)
 
 
 def find_missing_quantization(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -101,15 +95,13 @@ def find_missing_quantization(model: CheckedModel) -> Iterator[RuleFinding]:
     if document is None or not schemes or _has_settings(document):
         return
     (label, count), *_ = schemes.most_common(1)
-    path = model.locate(CONFIG)
-    settings = _find_settings(model, label)
-    yield RuleFinding(
-        path=path,
-        where="quantization_config",
-        text=f"is missing, and {pluralize(count, 'weight')} {'is' if count == 1 else 'are'} "
-        f"stored in {label}",
-        hint="" if settings else "copy the settings from the config.json of the source",
-        changes=(JsonChange(path, ("quantization_config",), settings),) if settings else (),
+    settings, verb = _find_settings(model, label), "is" if count == 1 else "are"
+    yield model.report(
+        CONFIG,
+        "quantization_config",
+        f"is missing, and {pluralize(count, 'weight')} {verb} stored in {label}",
+        "" if settings else "copy the settings from the config.json of the source",
+        [JsonChange(model.locate(CONFIG), ("quantization_config",), settings)] if settings else (),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.check.findings import JsonChange, RuleFinding
+from weightctl.check.rules import JsonChange, RuleFinding
 from weightctl.errors import FormatError
 from weightctl.formats.open.index import Index, few
 from weightctl.storage.files import is_file

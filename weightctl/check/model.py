@@ -6,6 +6,7 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from weightctl.check.rules import RuleFinding
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats import format_by_index, format_module
 from weightctl.formats.huggingface import companions, config, is_config_of
@@ -14,13 +15,15 @@ from weightctl.formats.open.sets import extra_parts
 from weightctl.formats.recognition import recognize_format
 from weightctl.storage.files import is_directory, is_file, list_names, open_reader
 from weightctl.text.untyped import is_list, is_object
-from weightctl.verify.request import Request, Subject
+from weightctl.verify.request import Request
+from weightctl.verify.subject import Subject
 from weightctl.weights.json_file import read_json
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from weightctl.check.rules import JsonChange
     from weightctl.formats.scanning import FoundCode
     from weightctl.verify.results import Result
     from weightctl.weights.info import Header
@@ -75,6 +78,13 @@ class CheckedModel:
     def locate(self, name: str) -> str:
         """Return the path of a file in the directory of the model."""
         return os.path.join(self.directory or "", name)
+
+    def report(
+        self, name: str, where: str, text: str, hint: str = "", changes: Sequence[JsonChange] = ()
+    ) -> RuleFinding:
+        """Return a finding about a file in the directory of the model."""
+        path = self.locate(name)
+        return RuleFinding(path=path, where=where, text=text, hint=hint, changes=tuple(changes))
 
     @cached_property
     def _read(self) -> tuple[Mapping[str, Any], Mapping[str, str]]:

@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from weightctl.check.findings import RuleFinding
+from weightctl.check.rules import RuleFinding
 from weightctl.errors import TokenizerError
 from weightctl.storage.files import is_file
 from weightctl.translate.tokenizer.files import TokenizerFiles
@@ -52,12 +52,8 @@ def find_other_templates(model: CheckedModel) -> Iterator[RuleFinding]:
     except TokenizerError:  # the other rule reports it
         return
     if text is not None and text.removesuffix("\n") != stated.removesuffix("\n"):
-        yield RuleFinding(
-            path=model.locate(_SETTINGS),
-            where=_KEY,
-            text=f"differs from {_FILE}, which transformers uses",
-            hint="remove one of them",
-        )
+        text = f"differs from {_FILE}, which transformers uses"
+        yield model.report(_SETTINGS, _KEY, text, hint="remove one of them")
 
 
 def _list_templates(model: CheckedModel) -> Iterator[tuple[str, str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.check.model import list_added
+from weightctl.check.rules import JsonChange, RuleFinding
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
 
@@ -31,10 +31,8 @@ def find_repeated_ids(model: CheckedModel) -> Iterator[RuleFinding]:
     if repeated:
         (token, found), *_ = repeated.items()
         more = f"; {len(repeated) - 1} more ids have several" if len(repeated) > 1 else ""
-        yield RuleFinding(
-            path=model.locate(_TOKENIZER),
-            text=f"token {token} has several texts: {_quote(found)}{more}",
-        )
+        text = f"token {token} has several texts: {_quote(found)}{more}"
+        yield model.report(_TOKENIZER, "", text)
 
 
 def find_unknown_texts(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -45,11 +43,8 @@ def find_unknown_texts(model: CheckedModel) -> Iterator[RuleFinding]:
     for name in (_SETTINGS, _MAP):
         for word, text in _list_special(model.document(name)).items():
             if text not in ids:
-                yield RuleFinding(
-                    path=model.locate(name),
-                    where=f"{word}_token",
-                    text=f"is {text!r:.60}, which is not a token of {_TOKENIZER}",
-                )
+                problem = f"is {text!r:.60}, which is not a token of {_TOKENIZER}"
+                yield model.report(name, f"{word}_token", problem)
 
 
 def find_other_texts(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -63,16 +58,12 @@ def find_other_texts(model: CheckedModel) -> Iterator[RuleFinding]:
         right = stated.get(word, text)
         if right == text:
             continue
-        path = model.locate(_MAP)
         document = model.document(_MAP) or {}
         key = f"{word}_token"
         keys = (key, "content") if is_object(document.get(key)) else (key,)
-        yield RuleFinding(
-            path=path,
-            where=key,
-            text=f"is {text!r:.60}, and {right!r:.60} in {_SETTINGS}, which transformers uses",
-            changes=(JsonChange(path, keys, right),) if right in ids else (),
-        )
+        change = JsonChange(model.locate(_MAP), keys, right)
+        problem = f"is {text!r:.60}, and {right!r:.60} in {_SETTINGS}, which transformers uses"
+        yield model.report(_MAP, key, problem, changes=[change] if right in ids else ())
 
 
 def find_added_tokens(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -82,15 +73,11 @@ def find_added_tokens(model: CheckedModel) -> Iterator[RuleFinding]:
     added = settings.get("added_tokens_decoder")
     if not ids or not is_object(added):
         return
-    path = model.locate(_SETTINGS)
     for key, entry in added.items():
         text = entry.get("content") if is_object(entry) else None
         if isinstance(text, str) and text in ids and str(ids[text]) != key:
-            yield RuleFinding(
-                path=path,
-                where=f"added_tokens_decoder.{key}",
-                text=f"is {text!r:.60}, which is token {ids[text]} of {_TOKENIZER}",
-            )
+            problem = f"is {text!r:.60}, which is token {ids[text]} of {_TOKENIZER}"
+            yield model.report(_SETTINGS, f"added_tokens_decoder.{key}", problem)
 
 
 def find_ids_out_of_range(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -101,12 +88,9 @@ def find_ids_out_of_range(model: CheckedModel) -> Iterator[RuleFinding]:
     for name, keys, content in _list_ids(model):
         bad = [token for token in _as_list(content) if not 0 <= token < rows]
         if bad and not (bad == [-1] and keys[-1] == "pad_token_id"):
-            yield RuleFinding(
-                path=model.locate(name),
-                where=".".join(keys),
-                text=f"is {bad[0]}, and the model has {rows:,} tokens",
-                changes=_correct(model, name, keys, content, rows),
-            )
+            text = f"is {bad[0]}, and the model has {rows:,} tokens"
+            changes = _correct(model, name, keys, content, rows)
+            yield model.report(name, ".".join(keys), text, changes=changes)
 
 
 def find_other_ids(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -124,12 +108,9 @@ def find_other_ids(model: CheckedModel) -> Iterator[RuleFinding]:
                if place[-1] == keys[-1]):  # fmt: skip
             continue
         are_special = any(each in _list_added(model) for each in stated)
-        yield RuleFinding(
-            path=model.locate(name),
-            where=".".join(keys),
-            text=f"is {content}, and the tokenizer's {word} token {special[word]!r:.60} is {right}",
-            changes=() if are_special else _correct(model, name, keys, content, rows),
-        )
+        text = f"is {content}, and the tokenizer's {word} token {special[word]!r:.60} is {right}"
+        changes = () if are_special else _correct(model, name, keys, content, rows)
+        yield model.report(name, ".".join(keys), text, changes=changes)
 
 
 def _correct(

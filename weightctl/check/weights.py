@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.check.findings import JsonChange, RuleFinding
 from weightctl.check.index import has_unreadable_part, is_index_at_fault
-from weightctl.errors import WeightctlError
+from weightctl.check.rules import JsonChange, RuleFinding
 from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG
-from weightctl.system.registry import load
 from weightctl.text.untyped import is_object
-from weightctl.verify import CHECKS
 from weightctl.verify.checks.structure import check_total
-from weightctl.verify.results import Problem, Result
+from weightctl.verify.request import run_check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from weightctl.check.model import CheckedModel
+    from weightctl.verify.results import Problem, Result
 
 # The causes, as `verify` names them, of a stored output that contradicts the config.
 _TYING = {"output_forgotten": True, "tied": False}
@@ -100,17 +98,9 @@ def _check_names(model: CheckedModel) -> tuple[Problem, ...]:
 
 
 def _run(model: CheckedModel, name: str) -> Result:
-    """Run a check of `verify` once; an error that stops it is a problem."""
+    """Run a check of `verify` once."""
     if name not in model.results:
-        import numpy as np
-
-        run: Callable[[Any], Result] = load(CHECKS[name].run)
-        try:
-            with np.errstate(all="ignore"):
-                result = run(model.request)
-        except WeightctlError as error:
-            result = Result(problems=(Problem(where="", text=error.message, hint=error.hint),))
-        model.results[name] = result
+        result = model.results[name] = run_check(name, model.request)
         model.notes += result.notes
         if result.skipped:
             model.notes.append(f"the check `{name}` was skipped: {result.skipped}")

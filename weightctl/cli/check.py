@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from weightctl.check.checking import Checked
-    from weightctl.check.findings import JsonChange, RuleFinding
+    from weightctl.check.rules import JsonChange, RuleFinding
 
 _MOST_NAMED = 3
 _LONGEST_VALUE = 60

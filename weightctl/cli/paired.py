@@ -18,12 +18,9 @@ from weightctl.cli.compared import (
 from weightctl.cli.contents import kind
 from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.translate.copies import is_same
-from weightctl.verify.checks.values.sentences import is_comparable
-from weightctl.verify.compare.causes.dequantized import exchange_sides
-from weightctl.verify.compare.distance import Measured
-from weightctl.verify.compare.measure import measure_pair, measure_pairs
-from weightctl.verify.compare.pairs import pair_named, pair_tensors
-from weightctl.verify.request import Subject
+from weightctl.verify.compare.distance import Measured, measure_pair, measure_pairs
+from weightctl.verify.compare.pairing import pair_named, pair_tensors
+from weightctl.verify.subject import Subject
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import source_of
 
@@ -128,7 +125,7 @@ class PairedTensors:
         if change is None or change.is_of_rows or len(conventions) < 2:
             return []
         views = (self._pairing.seen_in("gguf", pair), self._pairing.seen_in("hugging_face", pair))
-        return [view for view in views if view is not None and is_comparable(view)]
+        return [view for view in views if view is not None and view.is_comparable]
 
     def _has(self, pair: Pair) -> bool:
         """Whether --include and --exclude select a pair, by one of its names."""
@@ -203,9 +200,9 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
         refuse_expanded(source_of(contents.weights), tensors)
     found: dict[str, Difference] = {}
     layers: dict[int | None, tuple[list[bool], Measured]] = {}
-    measured_pairs = {name: each for name, each in paired.pairs.items() if is_comparable(each)}
+    measured_pairs = {name: each for name, each in paired.pairs.items() if each.is_comparable}
     # Here, the reference is the first checkpoint, so the sides are exchanged.
-    turned = [exchange_sides(pair) for pair in measured_pairs.values()]
+    turned = [pair.exchanged for pair in measured_pairs.values()]
     recoded = 0
 
     def tell(done: float) -> None:
@@ -248,7 +245,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
 
 
 def _measure(pair: Pair) -> Measured:
-    return measure_pair(exchange_sides(pair), in_runs=False)
+    return measure_pair(pair.exchanged, in_runs=False)
 
 
 def _compare_sides(paired: PairedTensors, pair: Pair) -> Difference:

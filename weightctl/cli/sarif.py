@@ -20,7 +20,7 @@ from weightctl.write.targets import check_new_file, is_stream, stream_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.check.findings import RuleFinding
+    from weightctl.check.rules import RuleFinding
     from weightctl.cli.findings import ScanFinding
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

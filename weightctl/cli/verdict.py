@@ -15,7 +15,6 @@ from weightctl.verify.figures import (
     ForwardFigures,
     ValuesFigures,
     choose_title,
-    excess_of,
     show_cosine,
     sort_strangest_first,
     sort_worst_first,
@@ -259,7 +258,7 @@ def _worst_tensors(values: ValuesFigures, room: int | None) -> Lines:
                 Cell(pair, "cyan", short=error.encoding),
                 Cell(percent(error.relative_rmse), style, right=True),
                 Cell(percent(error.expected), right=True),
-                Cell(number(excess_of(error)), style, right=True),
+                Cell(number(error.excess), style, right=True),
                 Cell(number(error.max_error), right=True),
                 Cell(show_cosine(error.cosine), right=True),
             ]

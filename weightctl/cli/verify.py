@@ -21,10 +21,9 @@ from weightctl.storage.files import is_file
 from weightctl.system.allocator import keep_memory
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify as verified
-from weightctl.verify.mistakes import require_there
-from weightctl.verify.report import check_targets, write
-from weightctl.verify.report.json_document import make_document
-from weightctl.verify.request import Request, Subject
+from weightctl.verify.report import check_targets, make_document, write
+from weightctl.verify.request import Request
+from weightctl.verify.subject import Subject, require_there
 from weightctl.weights.tree import header_of
 from weightctl.write.executors.worker import DEFAULT_TASK
 

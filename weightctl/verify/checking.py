@@ -8,21 +8,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.engine.devices import preload_torch
-from weightctl.errors import ConversionError, WeightctlError
+from weightctl.errors import ConversionError
 from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names, pluralize
-from weightctl.verify import CHECKS
-from weightctl.verify.request import require_consistent
+from weightctl.verify.checks import CHECKS
+from weightctl.verify.request import Workers, require_consistent, run_check
 from weightctl.verify.results import Problem, Report, Result
-from weightctl.verify.workers import Workers
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.executors import hold_executor
 from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from weightctl.verify.request import Request
@@ -78,7 +77,7 @@ def _run_checks(request: Request, wanted: Sequence[str]) -> Report:
         started = time.monotonic()
         if damage is None:
             reported_texts = {each.text for result in results.values() for each in result.problems}
-            found = _run_check(name, request, reported_texts)
+            found = run_check(name, request, reported_texts)
         elif CHECKS[name].opens_files:
             problem = Problem(where=damage.path, text=damage.message, hint=damage.hint)
             found = Result(problems=(problem,))
@@ -131,25 +130,6 @@ def _prepare(request: Request, wanted: Sequence[str]) -> None:
 def _opens_files(wanted: Sequence[str]) -> bool:
     """Whether a requested check reports files that cannot be opened."""
     return any(CHECKS[name].opens_files for name in wanted)
-
-
-def _run_check(name: str, request: Request, reported_texts: Container[str]) -> Result:
-    """Run a check, and return an error that stops it as a problem.
-
-    If `reported_texts` already contains the error's message, the check counts as skipped.
-    """
-    import numpy as np
-
-    run: Callable[[Request], Result] = load(CHECKS[name].run)
-    try:
-        # NumPy would warn of exactly the values that the checks look for.
-        with np.errstate(all="ignore"):
-            return run(request)
-    except WeightctlError as error:
-        if error.message in reported_texts:
-            return Result(skipped=error.headline)
-        problem = Problem(where="", text=error.message, hint=error.hint)
-        return Result(problems=(problem,))
 
 
 def _choose_checks(

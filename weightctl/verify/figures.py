@@ -146,6 +146,24 @@ class TensorError:
     worst: float
     is_problem: bool = False
 
+    @property
+    def encodings(self) -> str:
+        """The tensor's encoding, and the reference's encoding if it differs."""
+        if self.encoding == self.reference_encoding:
+            return self.encoding
+        return f"{self.encoding}, reference {self.reference_encoding}"
+
+    @property
+    def excess(self) -> float:
+        """The relative RMSE as a multiple of the one that the encodings explain."""
+        return ratio_to_usual(self.relative_rmse, self.expected)
+
+    @property
+    def badness(self) -> tuple[bool, float, float, float]:
+        """The key for sorting: whether it is a problem, the excess, then the errors."""
+        rmse, worst = (inf if isnan(each) else each for each in (self.relative_rmse, self.worst))
+        return self.is_problem, self.excess, rmse, worst
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValuesFigures(Figures):
@@ -234,6 +252,11 @@ class MatrixGain:
     gain: float
     usual: float
 
+    @property
+    def excess(self) -> float:
+        """The length as a multiple of the usual one."""
+        return ratio_to_usual(self.gain, self.usual)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDivergence:
@@ -249,6 +272,11 @@ class LayerDivergence:
     divergence: float
     expected: float
     is_problem: bool = False
+
+    @property
+    def excess(self) -> float:
+        """The divergence as a multiple of the one that the encodings explain."""
+        return ratio_to_usual(self.divergence, self.expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,26 +388,15 @@ def ratio_to_usual(value: float, usual: float) -> float:
     return value / usual if usual > 0 else inf
 
 
-def excess_of(error: TensorError) -> float:
-    """Return a tensor's relative RMSE as a multiple of the one that its encodings explain."""
-    return ratio_to_usual(error.relative_rmse, error.expected)
-
-
-def badness_of(error: TensorError) -> tuple[bool, float, float, float]:
-    """Return the sort key of a tensor: whether it is a problem, its excess, then its errors."""
-    rmse, worst = (inf if isnan(each) else each for each in (error.relative_rmse, error.worst))
-    return error.is_problem, excess_of(error), rmse, worst
-
-
 def sort_worst_first(errors: Iterable[TensorError]) -> list[TensorError]:
-    """Return the tensors sorted by `badness_of`, worst first.
+    """Return the tensors sorted by `badness`, worst first.
 
     If none is a problem, they are sorted by decreasing error alone.
     """
     found = list(errors)
     if any(error.is_problem for error in found):
-        return sorted(found, key=badness_of, reverse=True)
-    return sorted(found, key=lambda error: badness_of(error)[2:], reverse=True)
+        return sorted(found, key=lambda error: error.badness, reverse=True)
+    return sorted(found, key=lambda error: error.badness[2:], reverse=True)
 
 
 def choose_title(errors: Iterable[TensorError]) -> str:
@@ -396,7 +413,7 @@ def sort_strangest_first(matrices: Iterable[MatrixGain]) -> list[MatrixGain]:
     """Return the matrices sorted by how far their gain is from the usual gain, farthest first."""
 
     def strangeness(matrix: MatrixGain) -> float:
-        found = ratio_to_usual(matrix.gain, matrix.usual)
+        found = matrix.excess
         return abs(log(found)) if isfinite(found) and found > 0 else inf
 
     return sorted(matrices, key=strangeness, reverse=True)

@@ -1,134 +1,38 @@
-"""A request to verify a checkpoint: the checkpoint, its reference, and limits."""
+"""A request to verify a checkpoint: its reference, limits, and the workers that read values."""
 
 from __future__ import annotations
 
-import os
+from collections import deque
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weightctl.device import CPU
-from weightctl.errors import (
-    ArchitectureError,
-    ConversionError,
-    FormatError,
-    UnknownArchitectureError,
-    WeightctlError,
-)
-from weightctl.families.recognition import recognize
-from weightctl.formats.open.opening import open_weights
-from weightctl.formats.sharded.gathered import GatheredSource
-from weightctl.formats.sharded.opening import find_whole
-from weightctl.schemes.dequantize import dequantize_weights
-from weightctl.system.phases import begin_phase
-from weightctl.verify import CHECKS
-from weightctl.weights.tree import header_of, source_of
+from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
+from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
+from weightctl.storage.location import absolute
+from weightctl.system.registry import load
+from weightctl.system.temporary import new_token
+from weightctl.verify.checks import CHECKS
+from weightctl.verify.results import Problem, Result
+from weightctl.verify.subject import Subject
+from weightctl.weights.tree import source_of
+from weightctl.write.executors import WorkerLostError
+from weightctl.write.executors.distribution import parse_task_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator, Sequence
+    from concurrent.futures import Executor, Future
 
     from weightctl.device import DeviceRef
-    from weightctl.families import RecognizedModel
-    from weightctl.translate.tokenizer.encoding import TokenEncoder
     from weightctl.verify.compare.mismatch import Mismatch
     from weightctl.verify.compare.pairing import Pairing
     from weightctl.verify.run.prompt import Prompt
-    from weightctl.verify.workers import Workers
-    from weightctl.weights.tree import Checkpoint
 
-
-class Subject:
-    """A checkpoint at a path, which is opened, recognized and read on first use.
-
-    Errors of recognition are kept as `refusal`, not raised, so that every check can run.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
-        self.path = os.fspath(path)
-        self.format_name = format_name
-
-    @cached_property
-    def stored(self) -> Checkpoint:
-        """The tree as stored in the files; raises `FormatError` if they are damaged."""
-        return open_weights(self.path, self.format_name)
-
-    @cached_property
-    def weights(self) -> Checkpoint:
-        """The tree in which each weight that a scheme stores in several tensors is one tensor."""
-        return dequantize_weights(self.stored, in_blocks=False)
-
-    @property
-    def cut(self) -> GatheredSource | None:
-        """The source of a sharded checkpoint; None if the files are not those of several ranks."""
-        source = source_of(self.stored)
-        return source if isinstance(source, GatheredSource) else None
-
-    @property
-    def whole(self) -> str:
-        """The directory of the sharded checkpoint if this is one rank's file; otherwise empty."""
-        return find_whole(header_of(self.stored).files)
-
-    @cached_property
-    def _recognized(self) -> RecognizedModel | WeightctlError:
-        try:
-            return recognize(self.weights)
-        except WeightctlError as error:
-            return error
-
-    @property
-    def checkpoint(self) -> RecognizedModel | None:
-        """The recognized model; None if the family is unknown or the tensors do not match it."""
-        found = self._recognized
-        return None if isinstance(found, WeightctlError) else found
-
-    @property
-    def refusal(self) -> WeightctlError | None:
-        """The error that explains why `checkpoint` is None; None if the model was recognized."""
-        found = self._recognized
-        return found if isinstance(found, WeightctlError) else None
-
-    @cached_property
-    def encoder(self) -> TokenEncoder | None:
-        """The tokenizer's text encoder; None if the model is unknown or has no tokenizer.
-
-        Raises `TokenizerError` if the tokenizer is damaged, or if the `tokenizers` library is
-        missing.
-        """
-        from weightctl.translate.tokenizer.encoding import encoder_of
-
-        checkpoint = self.checkpoint
-        if checkpoint is None:
-            return None
-        begin_phase("reading the tokenizer")
-        files = header_of(checkpoint.tree).files
-        directory = os.path.dirname(files[0]) or "." if files else None
-        kind = str(checkpoint.document.get("model_type", checkpoint.family.name))
-        return encoder_of(header_of(checkpoint.tree).metadata, directory, kind, checkpoint.where)
-
-    @property
-    def damage(self) -> FormatError | None:
-        """The error that opening the files raises; None if they can be opened."""
-        try:
-            _ = self.stored
-        except FormatError as error:
-            return error
-        return None
-
-    @property
-    def is_of_unknown_family(self) -> bool:
-        """Whether the checkpoint does not state its family, or states an unknown one."""
-        return isinstance(self.refusal, UnknownArchitectureError) or (
-            isinstance(self.refusal, ArchitectureError) and not self._says_its_family
-        )
-
-    @property
-    def _says_its_family(self) -> bool:
-        from weightctl.families.model import ARCHITECTURE
-        from weightctl.formats.huggingface import config
-
-        return ARCHITECTURE in header_of(self.stored).metadata or bool(
-            config(header_of(self.stored).files)
-        )
+_Unit = TypeVar("_Unit")
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +73,8 @@ class Request:
         from weightctl.verify.run.prompt import make_prompt
 
         subjects = (self.reference, self.subject)
-        return make_prompt(self, *(each for each in subjects if each and each.checkpoint))
+        known = (each for each in subjects if each and each.checkpoint)
+        return make_prompt(self.tokens, self.text, *known)
 
     @cached_property
     def mismatch(self) -> Mismatch | None:
@@ -187,7 +92,7 @@ class Request:
 
         Raises `ValueError` if there is no reference.
         """
-        from weightctl.verify.compare.pairs import pair_tensors
+        from weightctl.verify.compare.pairing import pair_tensors
 
         if self.reference is None:
             raise ValueError("there is no reference")
@@ -213,6 +118,25 @@ class Request:
         The requested range may extend beyond the model's layers.
         """
         return max(filter(self.has_layer, range(layers)), default=-1)
+
+
+def run_check(name: str, request: Request, reported_texts: Container[str] = ()) -> Result:
+    """Run a check, and return an error that stops it as a problem.
+
+    If `reported_texts` already contains the error's message, the check counts as skipped.
+    """
+    import numpy as np
+
+    run: Callable[[Request], Result] = load(CHECKS[name].run)
+    try:
+        # NumPy would warn of exactly the values that the checks look for.
+        with np.errstate(all="ignore"):
+            return run(request)
+    except WeightctlError as error:
+        if error.message in reported_texts:
+            return Result(skipped=error.headline)
+        problem = Problem(where="", text=error.message, hint=error.hint)
+        return Result(problems=(problem,))
 
 
 def require_consistent(request: Request, wanted: Container[str]) -> None:
@@ -276,3 +200,172 @@ def _find_last_layer(request: Request) -> int | None:
             hint="use layers of the model: --layers N-M",
         )
     return count - 1
+
+
+# Workers check units (ranges of tensors) of the checkpoints, and send back only figures.
+
+# If this many workers end while they check one batch, the batch is probably the reason.
+_MOST_LOST = 5
+# More batches than workers, so that all of them end at about the same time.
+_LEAST_BATCHES = 64
+
+
+class CheckJob(NamedTuple):
+    """The data that workers get: the checkpoints, and their fingerprints when the run began.
+
+    `paths` has the paths of the checkpoint and the reference, each with the format if the user
+    chose it, otherwise None. `fingerprints` and `version` serve to detect workers that have other
+    files or another version of weightctl, and would therefore compute other figures.
+    """
+
+    token: str
+    paths: tuple[tuple[str, str | None], ...]
+    fingerprints: tuple[SourceFingerprint, ...]
+    version: str
+
+
+class Workers:
+    """Workers of an executor that check units of the checkpoints of a request."""
+
+    def __init__(self, executor: Executor, request: Request, task_size: int | str) -> None:
+        from weightctl import __version__
+
+        subjects = [each for each in (request.subject, request.reference) if each is not None]
+        self._executor = executor
+        self._request = request
+        self._task_size = parse_task_size(task_size)
+        self._job = CheckJob(
+            new_token(),
+            tuple((absolute(each.path), each.format_name) for each in subjects),
+            tuple(map(_fingerprint, subjects)),
+            __version__,
+        )
+
+    def close(self) -> None:
+        """Release the checkpoints that workers of this job have opened in this process."""
+        with _LOCK:
+            if _OPENED and _OPENED[0][0] == self._job.token:
+                _OPENED.clear()
+
+    def map(
+        self,
+        check: Callable[[Request, Sequence[_Unit]], Sequence[_Made]],
+        units: Sequence[_Unit],
+        sizes: Sequence[int],
+        progress: Callable[[float], object],
+    ) -> Iterator[_Made]:
+        """Yield the result of `check` for each unit, in order; `sizes` are the units' bytes.
+
+        If a worker ends, another worker gets its batch. If a batch causes an error, it is checked
+        again in this process, so that errors are the same as without workers.
+
+        Raises `ConversionError` if a worker has another version of weightctl, `FormatError` if its
+        files differ, and `OutputError` if the executor ends, or if several workers end while they
+        check the same batch.
+        """
+        batches = _cut(units, sizes, self._task_size)
+        total, done = sum(sizes) or 1, 0
+        waiting = deque((batch, self._submit(check, batch.units)) for batch in batches)
+        try:
+            while waiting:
+                batch, future = waiting.popleft()
+                made = self._take(check, batch, future)
+                done += batch.nbytes
+                progress(min(done / total, 1.0))
+                yield from made
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def _submit(self, check: Any, units: Sequence[Any]) -> Future[Any]:
+        return self._executor.submit(run_units, self._job, check, units)
+
+    def _take(self, check: Any, batch: _Units, future: Future[Any]) -> Sequence[Any]:
+        for _ in range(_MOST_LOST):
+            try:
+                made: Sequence[Any] | None = future.result()
+            except WorkerLostError:
+                future = self._submit(check, batch.units)
+            except BrokenExecutor as error:
+                raise OutputError(
+                    f"the executor has ended: {error}",
+                    hint="start it again, or use --on processes:N (on=... in Python), which "
+                    "replaces workers that end",
+                ) from error
+            else:
+                return check(self._request, batch.units) if made is None else made
+        raise OutputError(
+            f"{_MOST_LOST} workers have ended while they checked the same tensors",
+            hint="check whether the machines have enough memory",
+        )
+
+
+class _Units(NamedTuple):
+    units: Sequence[Any]
+    nbytes: int
+
+
+def _cut(units: Sequence[Any], sizes: Sequence[int], most: int) -> list[_Units]:
+    """Group units into batches of at most `most` bytes; a larger unit is a batch of its own."""
+    share = max(min(most, sum(sizes) // _LEAST_BATCHES), 1)
+    batches: list[_Units] = []
+    batch: list[Any] = []
+    nbytes = 0
+    for unit, size in zip(units, sizes, strict=True):
+        if batch and nbytes + size > share:
+            batches.append(_Units(batch, nbytes))
+            batch, nbytes = [], 0
+        batch.append(unit)
+        nbytes += size
+    return [*batches, _Units(batch, nbytes)] if batch else batches
+
+
+# The token of a job, and its open checkpoints in this process, which are reused because opening
+# and pairing them can take seconds.
+_OPENED: list[tuple[str, Request]] = []
+_LOCK = Lock()
+
+
+def run_units(job: CheckJob, check: Any, units: Sequence[Any]) -> Sequence[Any] | None:
+    """Check units in a worker; return None after an error, so that the run repeats the check."""
+    import numpy as np
+
+    # An executor of threads runs several batches at a time; they share the open checkpoints.
+    with _LOCK:
+        request = _open_for(job)
+        try:
+            with np.errstate(all="ignore"):
+                made: Sequence[Any] = check(request, units)
+        except (WeightctlError, OSError):
+            return None
+        # Messages contain this worker's paths, so the run makes them again with its own paths.
+        return None if any(isinstance(each, str) for each in made) else made
+
+
+def _open_for(job: CheckJob) -> Request:
+    from weightctl import __version__
+
+    if _OPENED and _OPENED[0][0] == job.token:
+        return _OPENED[0][1]
+    _OPENED.clear()
+    if job.version != __version__:
+        raise ConversionError(
+            f"a worker has weightctl {__version__}, but weightctl {job.version} started the run",
+            hint="install the same version on all machines",
+        )
+    subjects = [Subject(path, format_name) for path, format_name in job.paths]
+    for subject, fingerprint in zip(subjects, job.fingerprints, strict=True):
+        if _fingerprint(subject) != fingerprint:
+            raise FormatError(
+                subject.path,
+                None,
+                "the files that a worker reads differ from those of the run",
+                hint="use a path that has the same files on all machines, and do not change them",
+            )
+    request = Request(subject=subjects[0], reference=subjects[1] if len(subjects) > 1 else None)
+    _OPENED.append((job.token, request))
+    return request
+
+
+def _fingerprint(subject: Subject) -> SourceFingerprint:
+    return fingerprint_source(source_of(subject.stored))

@@ -8,8 +8,7 @@ import numpy as np
 
 from weightctl.system.registry import load
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.verify.compare.distance import is_within, sample_limit
-from weightctl.verify.compare.measure import measure_pair, measure_sample
+from weightctl.verify.compare.distance import is_within, measure_pair, measure_sample, sample_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

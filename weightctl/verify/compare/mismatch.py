@@ -9,7 +9,7 @@ from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import config
 from weightctl.text.wording import join_names, number
-from weightctl.verify.compare.pairs import list_trained, pair_renamed, pair_tensors
+from weightctl.verify.compare.pairing import list_trained, pair_renamed, pair_tensors
 from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.tree import header_of, source_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.families import RecognizedModel
     from weightctl.verify.compare.pairing import Pairing
-    from weightctl.verify.request import Subject
+    from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import OutputError
 from weightctl.system.registry import load
-from weightctl.verify import CHECKS
+from weightctl.text.untyped import is_sequence
+from weightctl.verify.checks import CHECKS
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.write.targets import check_place, is_stream, refuse_inputs, refuse_what_is_there
+from weightctl.verify.figures import Divergence
+from weightctl.weights.metadata import as_json
+from weightctl.write.targets import (
+    check_place,
+    is_stream,
+    open_stream,
+    refuse_inputs,
+    refuse_what_is_there,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from weightctl.verify.results import Problem, Report
+    from weightctl.verify.results import Problem, Report, Result
 
 
 __all__ = ["COMPARE", "REPORTS", "check_targets", "list_remedies", "write"]
@@ -50,7 +62,7 @@ def _choose_remedy(problem: Problem) -> str:
 REPORTS: dict[str, str] = {
     ".html": "weightctl.verify.report.html:render_page",
     ".md": "weightctl.verify.report.markdown:render_page",
-    ".json": "weightctl.verify.report.json_document:render_page",
+    ".json": "weightctl.verify.report:render_json",
 }
 
 
@@ -86,7 +98,6 @@ def write(paths: Sequence[str], report: Report, *, force: bool = False) -> None:
     set.
     """
     from weightctl.write.partial import write_files
-    from weightctl.write.targets import open_stream
 
     made = [(path, _find_renderer(path)(report).encode()) for path in paths]
     real = [os.path.realpath(path) for path in paths if not is_stream(path)]
@@ -109,3 +120,72 @@ def _find_renderer(path: str) -> Callable[[Report], str]:
         )
     maker: Callable[[Report], str] = load(REPORTS[suffix])
     return maker
+
+
+# The report as JSON, according to `schemas/verify.json` in the package.
+
+
+def render_json(report: Report) -> str:
+    """Return a report as an indented JSON document, in ASCII."""
+    return json.dumps(make_document(report), indent=2, allow_nan=False) + "\n"
+
+
+def make_document(report: Report) -> dict[str, Any]:
+    """Return a report as JSON-compatible objects.
+
+    The names of figures are those of the dataclasses in `figures.py`. Unknown values are null, and
+    values that are not finite are the strings `inf`, `-inf` and `nan`.
+    """
+    return {
+        "path": report.path,
+        "reference": report.reference,
+        "description": report.description or None,
+        "ok": not report.problems and not report.differences,
+        "comparison": report.comparison,
+        "checks": {
+            name: _check(result, report.seconds[name]) for name, result in report.results.items()
+        },
+        "problems": [_make_problem(problem) for problem in report.problems],
+        "differences": [_make_problem(each) for each in report.differences],
+        "next": list_remedies(report),
+    }
+
+
+def _check(result: Result, seconds: float) -> dict[str, Any]:
+    return {
+        "ran": not result.skipped,
+        "skipped": result.skipped or None,
+        "seconds": seconds,
+        "problems": len(result.problems),
+        "differences": len(result.differences),
+        "notes": list(result.notes),
+        "figures": _make_plain(result.figures),
+    }
+
+
+def _make_problem(problem: Problem) -> dict[str, Any]:
+    cause = problem.cause
+    return {
+        "check": problem.check,
+        "where": problem.where or None,
+        "text": problem.text,
+        "hint": problem.hint or None,
+        "cause": {"name": cause.name, "text": cause.text} if cause else None,
+    }
+
+
+def _make_plain(figure: Any) -> Any:
+    """Return a figure of any type as JSON-compatible objects."""
+    if is_dataclass(figure):
+        found = {field.name: _make_plain(getattr(figure, field.name)) for field in fields(figure)}
+        if isinstance(figure, Divergence):
+            found["histogram"] = [
+                {"below": as_json(below), "positions": count} for below, count in figure.histogram
+            ]
+        return found
+    if isinstance(figure, Mapping):
+        named = cast("Mapping[str, Any]", figure)
+        return {name: _make_plain(each) for name, each in named.items()}
+    if is_sequence(figure):
+        return [_make_plain(each) for each in figure]
+    return None if figure == "" else as_json(figure)

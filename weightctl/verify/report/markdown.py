@@ -17,8 +17,8 @@ from weightctl.verify.report.outline import (
     OutlineTable,
     Paragraph,
     ProblemList,
+    make_outline,
 )
-from weightctl.verify.report.sections import make_outline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

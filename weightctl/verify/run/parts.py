@@ -65,7 +65,9 @@ class Ranks:
         everywhere = range(self.grid.ranks)
         # One rank of each stage, since a layer is on one stage only.
         self._trees = [
-            _make_tree(gathered.view_for_ranks(everywhere[rank :: grid.ranks]))
+            dequantize_weights(
+                Checkpoint(gathered.view_for_ranks(everywhere[rank :: grid.ranks])), in_blocks=False
+            )
             for rank in range(grid.ranks)
         ]
         self._tensors = [_list_tensors(checkpoint, tree) for tree in self._trees]
@@ -79,10 +81,6 @@ class Ranks:
         made = DerivedTensor(weight.name, Sliced(weight.part), [tensor])
         source = source_of(self._trees[rank])
         return Checkpoint(Derived(source, {weight.name: made}, {}))[weight.name]
-
-
-def _make_tree(gathered: GatheredSource) -> Checkpoint:
-    return dequantize_weights(Checkpoint(gathered), in_blocks=False)
 
 
 def _list_tensors(checkpoint: RecognizedModel, tree: Checkpoint) -> Mapping[str, ReadableTensor]:
@@ -242,17 +240,15 @@ class Running:
         """
         with nullcontext() if observe is None else collecting_squares():
             graph, summed = self._through(self._network, number)
-        registry = self._registry(graph, _NOTHING)
-        loaded = self._session.load(
-            graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None
-        )
-        return LoadedLayer(loaded, summed)
+        return LoadedLayer(self._load(graph, memory, observe), summed)
 
     def load_output(
         self, *, memory: int = 0, observe: ProductObserver | None = None
     ) -> LoadedGraph:
         """Return the part after the layers, which runs on many inputs `x`, as `load_layer` does."""
-        graph = self._end(self._network)
+        return self._load(self._end(self._network), memory, observe)
+
+    def _load(self, graph: Graph, memory: int, observe: ProductObserver | None) -> LoadedGraph:
         registry = self._registry(graph, _NOTHING)
         return self._session.load(
             graph, registry, memory=memory, observe=observe, rounds_bf16=observe is not None

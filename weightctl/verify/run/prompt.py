@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.translate.tokenizer.encoding import TokenEncoder
-    from weightctl.verify.request import Request, Subject
+    from weightctl.verify.subject import Subject
 
 
 WINDOW, MOST_WINDOWS = 256, 8
@@ -68,29 +68,29 @@ class Prompt:
         return int(self.mask.sum())
 
 
-def make_prompt(request: Request, *subjects: Subject) -> Prompt:
+def make_prompt(tokens: Sequence[int] | None, text: str | None, *subjects: Subject) -> Prompt:
     """Return the tokens to run models of known families on.
 
-    These are the requested tokens, or the tokens of the requested text, or those of the built-in
-    text. The first subject with a tokenizer encodes the text, and provides the texts of requested
-    tokens. If the built-in text cannot be encoded because no subject has a tokenizer, or because
-    `tokenizers` is not installed, the tokens are random, with a fixed seed.
+    These are `tokens`, or the tokens of `text`, or those of the built-in text if both are None. The
+    first subject with a tokenizer encodes the text, and provides the texts of given tokens. If the
+    built-in text cannot be encoded because no subject has a tokenizer, or because `tokenizers` is
+    not installed, the tokens are random, with a fixed seed.
 
-    Raises `ConversionError` if requested tokens are not in the vocabulary, if the text has no
-    tokens, or if a requested text cannot be encoded. Raises `TokenizerError` if a tokenizer is
+    Raises `ConversionError` if given tokens are not in the vocabulary, if the text has no tokens,
+    or if a given text cannot be encoded. Raises `TokenizerError` if a tokenizer is
     damaged or belongs to another model.
     """
-    if request.tokens is not None:
-        return _prompt_of_tokens(request.tokens, subjects)
-    if request.text is not None:
-        _require_text(request.text)
+    if tokens is not None:
+        return _prompt_of_tokens(tokens, subjects)
+    if text is not None:
+        _require_text(text)
     elif find_spec("tokenizers") is None:
         why = "for the built-in text: pip install 'weightctl[verify]' (`tokenizers`)"
         return _draw_tokens(_require_known(subjects[-1]), why)
     chosen, encoder = _find_encoder(subjects)
     if encoder is not None:
-        return _prompt_of_text(request.text, _require_known(chosen), encoder)
-    if request.text is None:
+        return _prompt_of_text(text, _require_known(chosen), encoder)
+    if text is None:
         return _draw_tokens(_require_known(chosen), "there is no tokenizer")
     raise ConversionError(f"{chosen.path}: there is no tokenizer for the text", hint=_TOKENS_HINT)
 

@@ -52,7 +52,7 @@ class AsFloat32:
         return ""
 
 
-class _OnFloat32:
+class OnFloat32:
     """Common to steps that compute each value in float32, whatever the encoding of the input."""
 
     __slots__ = ()
@@ -77,7 +77,7 @@ class _OnFloat32:
 
 
 @dataclass(frozen=True, slots=True)
-class Plus(_OnFloat32):
+class Plus(OnFloat32):
     """Each value plus `value`, in float32."""
 
     value: float
@@ -92,7 +92,7 @@ class Plus(_OnFloat32):
 
 
 @dataclass(frozen=True, slots=True)
-class Multiplied(_OnFloat32):
+class Multiplied(OnFloat32):
     """Each value plus `offset`, times `factor`, in float32."""
 
     factor: float
@@ -186,7 +186,7 @@ class MultipliedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class MinusExp(_OnFloat32):
+class MinusExp(OnFloat32):
     """`-exp(x)` of each number, in float32."""
 
     def _compute(self, values: NDArray[np.float32]) -> None:
@@ -199,7 +199,7 @@ class MinusExp(_OnFloat32):
 
 
 @dataclass(frozen=True, slots=True)
-class LogOfMinus(_OnFloat32):
+class LogOfMinus(OnFloat32):
     """`log(-x)` of each number, in float32: the inverse of `MinusExp`. NaN unless x is negative."""
 
     def _compute(self, values: NDArray[np.float32]) -> None:

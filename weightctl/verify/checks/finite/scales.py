@@ -177,7 +177,10 @@ class ScaleSpread:
         magnitudes = clear_signs(self.field, codes)
         finite = magnitudes[magnitudes < form.limit]
         self.nonfinite += magnitudes.size - finite.size
-        self._powers += np.bincount(_extract_powers(form.as_float32(finite)), minlength=_POWERS)
+        # The stored (biased) exponents of float32 values: 127 for values in [1, 2).
+        bits = form.as_float32(finite).reshape(-1).view(np.uint32)
+        powers = bits >> np.uint32(23) & np.uint32(_POWERS - 1)
+        self._powers += np.bincount(powers, minlength=_POWERS)
         if self.field.is_positive:
             self.negative += int(np.count_nonzero(codes > codes.dtype.type(form.sign)))
 
@@ -242,8 +245,3 @@ def clear_signs(scale: BlockScale, codes: Codes) -> Codes:
         ~form_of(scale).sign & ((1 << 8 * codes.itemsize) - 1)
     )
     return magnitudes
-
-
-def _extract_powers(scales: NDArray[np.float32]) -> NDArray[np.uint32]:
-    """Return the stored (biased) exponents of float32 values: 127 for values in [1, 2)."""
-    return scales.reshape(-1).view(np.uint32) >> np.uint32(23) & np.uint32(_POWERS - 1)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.verify.request import Request
-    from weightctl.verify.workers import Workers
+    from weightctl.verify.request import Request, Workers
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.source import Source

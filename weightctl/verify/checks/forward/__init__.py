@@ -21,18 +21,16 @@ from weightctl.nn.precision import weight_as
 from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names
-from weightctl.verify.checks.forward.predictions import (
-    check_divergence,
-    check_perplexity,
-    report_unjudged,
-)
 from weightctl.verify.figures import Activation, ForwardFigures, MatrixGain
 from weightctl.verify.results import Problem, Result
 from weightctl.verify.run.output import (
     Ending,
+    check_divergence,
+    check_perplexity,
     describe_run,
     measure_activation,
     measure_usual_size,
+    report_unjudged,
     run_output,
 )
 from weightctl.verify.run.parts import EMBEDDING, Running, explain_unbuilt, name_layer
@@ -57,8 +55,6 @@ _SHOWN = 4
 _LEAST_COLUMNS = 32
 # A matrix of a healthy model maps a unit vector to a vector shorter than this.
 _ABSURD = 1e8
-__all__ = ["check", "require_prompt"]
-
 _COMPARE = "weightctl.verify.checks.forward.comparison:compare"
 _NO_TORCH = "running a model needs torch, which is not installed: pip install 'weightctl[verify]'"
 # The median magnitude of the positions grows by far less than this factor from one layer to the
@@ -129,30 +125,16 @@ def _explain_skip(request: Request) -> str:
     return ""
 
 
-class _Pass(NamedTuple):
-    """The result of running the layers.
-
-    `x` is the last layer's output, and `figures` has the size of each part's output. `is_whole`
-    says whether all layers ran.
-    """
-
-    x: F32
-    figures: list[Activation]
-    problems: list[Problem]
-    is_whole: bool
-
-
 def _run_alone(request: Request, running: Running) -> Result:
     given = request.prompt
     last = request.last_layer(running.layers)
-    passed = _run_layers(request, running, given, last)
-    problems, figures = list(passed.problems), list(passed.figures)
+    x, figures, problems = _run_layers(request, running, given, last)
     is_sound = not problems
     ending = Ending()
-    if passed.is_whole:
+    if last == running.layers - 1:
         request.tell("forward, output", (last + 1) / (last + 2))
         is_alone = request.reference is None and request.tokens is None and request.text is None
-        ending = run_output(running, passed.x, given, must_make_sense=is_alone)
+        ending = run_output(running, x, given, must_make_sense=is_alone)
         figures += ending.figures
         # If an earlier part is faulty, the output is faulty as a consequence.
         problems += ending.problems if is_sound else []
@@ -172,7 +154,10 @@ def _run_alone(request: Request, running: Running) -> Result:
     )
 
 
-def _run_layers(request: Request, running: Running, given: Prompt, last: int) -> _Pass:
+def _run_layers(
+    request: Request, running: Running, given: Prompt, last: int
+) -> tuple[F32, list[Activation], list[Problem]]:
+    """Return the output of layer `last`, the size of each part's output, and problems."""
     figures: list[Activation] = []
     problems: list[Problem] = []
     size = 0.0
@@ -187,7 +172,7 @@ def _run_layers(request: Request, running: Running, given: Prompt, last: int) ->
         text = "" if problems else _judge_size(figure, before, size)
         if text:
             problems.append(Problem(where=name, text=text))
-    return _Pass(x, figures, problems, is_whole=last == running.layers - 1)
+    return x, figures, problems
 
 
 def _run_parts(

@@ -18,17 +18,10 @@ from weightctl.errors import (
 from weightctl.families.steps import convert_form, module_form
 from weightctl.text.folding import group_alike
 from weightctl.text.wording import join_names, number, percent, pluralize
-from weightctl.verify.checks.forward.predictions import (
-    check_divergence,
-    check_perplexity,
-    find_least_cosine,
-    predict,
-)
 from weightctl.verify.checks.forward.walk import Walk
 from weightctl.verify.compare.configs import ConfigDifference, correct, find_differences
-from weightctl.verify.compare.distance import is_within
+from weightctl.verify.compare.distance import is_within, measure_pair
 from weightctl.verify.compare.explaining import computes_the_same, explain_each
-from weightctl.verify.compare.measure import measure_pair
 from weightctl.verify.figures import Divergence, LayerDivergence
 from weightctl.verify.results import (
     LISTED_APART,
@@ -38,7 +31,13 @@ from weightctl.verify.results import (
     Result,
     keep_first,
 )
-from weightctl.verify.run.output import describe_run
+from weightctl.verify.run.output import (
+    check_divergence,
+    check_perplexity,
+    describe_run,
+    find_least_cosine,
+    predict,
+)
 from weightctl.verify.run.parts import OUTPUT, Running, explain_unbuilt
 from weightctl.verify.run.prompt import make_prompt
 
@@ -115,7 +114,7 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
     if request.reference is None or request.reference.encoder is None:
         return  # the text was encoded with the checkpoint's own tokenizer
     try:
-        own = make_prompt(request, request.subject)
+        own = make_prompt(request.tokens, request.text, request.subject)
     except TokenizerError as error:
         yield Problem(where="tokenizer", text=f"cannot be used: {error.message}")
         return
@@ -138,13 +137,7 @@ def _compare_tokens(request: Request, given: Prompt) -> Iterator[Problem]:
 class _Comparison:
     """Runs two models part by part, and collects their differences."""
 
-    def __init__(
-        self,
-        request: Request,
-        given: Prompt,
-        walk: Walk,
-        faults: Faults,
-    ) -> None:
+    def __init__(self, request: Request, given: Prompt, walk: Walk, faults: Faults) -> None:
         self._request, self._given = request, given
         self._walk, self._faults = walk, faults
         self._layers: list[LayerDivergence] = []
@@ -185,7 +178,13 @@ class _Comparison:
             ),
             divergence=replace(divergence, layers=tuple(self._layers)),
         )
-        problems = [*problems, *self._faults.problems(), *self._check_limits(figures)]
+        has_logits = walk.subject.has_logits
+        problems = [
+            *problems,
+            *self._faults.problems(),
+            *check_perplexity(request, self._given, figures.perplexity, has_logits=has_logits),
+            *check_divergence(request, figures.divergence, has_logits=has_logits),
+        ]
         if self._request.compare and self._beyond:
             problems.append(self._describe_difference(figures))
         notes = (*self._given.notes, *self._walk.subject.notes, *self._walk.reference.notes)
@@ -219,11 +218,6 @@ class _Comparison:
         if divergence is not None and divergence.mean is not None:
             text += f"; mean KL divergence {number(divergence.mean)} nats"
         return Problem(where="", text=text)
-
-    def _check_limits(self, figures: ForwardFigures) -> Iterator[Problem]:
-        request, has_logits = self._request, self._walk.subject.has_logits
-        yield from check_perplexity(request, self._given, figures.perplexity, has_logits=has_logits)
-        yield from check_divergence(request, figures.divergence, has_logits=has_logits)
 
 
 # Finds the tensors and config keys that cause parts of a model to differ from the reference.

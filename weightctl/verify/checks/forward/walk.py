@@ -12,13 +12,11 @@ import numpy as np
 from weightctl.codecs import can_decode
 from weightctl.errors import ConversionError
 from weightctl.families.steps import convert_form, module_form
-from weightctl.verify.compare.distance import PairSide
-from weightctl.verify.compare.measure import read_values
-from weightctl.verify.compare.pairing import convert_convention
+from weightctl.verify.compare.pairing import PairSide, convert_convention
 from weightctl.verify.run.output import measure_activation
 from weightctl.verify.run.parts import EMBEDDING, OUTPUT, name_layer
 from weightctl.weights.derived import DerivedTensor
-from weightctl.weights.steps.numbers import AsFloat32
+from weightctl.weights.steps.numbers import AsFloat32, read_blocks, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -387,14 +385,14 @@ class Degraded:
     def _read_numbers(
         self, inputs: Sequence[ReadableTensor], first: int, last: int, row: int
     ) -> F32:
-        numbers = read_values(inputs[0], first, last - first).reshape(-1, row)
+        numbers = read_floats(inputs[0], first, last - first).reshape(-1, row)
         if self.is_repeated:
             return _add_noise(numbers, self.stored.typical, first)
         made = numbers
         if _is_worth_counting(self.stored, self.other):
             made = _pass_through(self.stored, numbers, first)
         if _is_worth_counting(self.other, self.stored):
-            given = read_values(inputs[1], first, last - first).reshape(-1, row)
+            given = read_floats(inputs[1], first, last - first).reshape(-1, row)
             with np.errstate(over="ignore", invalid="ignore"):
                 cost = given - _pass_through(self.other, given, first)
                 made = made + np.where(np.isfinite(cost), cost, 0)
@@ -425,19 +423,12 @@ def _is_otherwise_quantized(pair: Pair) -> bool:
     one, other = pair.tensor.info, pair.reference.info
     if one.encoding != other.encoding or one.nbytes != other.nbytes:
         return True
-    width = one.encoding.size
-    blocks, changed, step = one.nbytes // width, 0, max(1, _RUN // width) * width
-    for start in range(0, one.nbytes, step):
-        length = min(step, one.nbytes - start)
+    block, changed, step = one.encoding.block, 0, max(1, _RUN // one.encoding.size)
+    for start in range(0, one.size, step * block):
+        count = min(step * block, one.size - start)
         own, counterpart = (
-            _read_bytes(tensor, start, length).reshape(-1, width)
+            read_blocks(tensor, start, count).reshape(-1, one.encoding.size)
             for tensor in (pair.tensor, pair.reference)
         )
         changed += int(np.count_nonzero((own != counterpart).any(axis=-1)))
-    return changed > blocks * _MOST_CHANGED
-
-
-def _read_bytes(tensor: ReadableTensor, start: int, length: int) -> NDArray[np.uint8]:
-    raw = bytearray(length)
-    tensor.read_into(start, memoryview(raw))
-    return np.frombuffer(raw, np.uint8)
+    return changed > one.size // block * _MOST_CHANGED

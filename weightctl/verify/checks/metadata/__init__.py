@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from weightctl.dtype import ENCODINGS
 from weightctl.errors import TokenizerError, WeightctlError
 from weightctl.families.configs import shortest
 from weightctl.families.model import ARCHITECTURE
+from weightctl.plan.file_types import find_file_type, read_file_type
 from weightctl.text.untyped import is_list, is_object, is_sequence, is_tuple
-from weightctl.verify.checks.metadata.contradictions import check_file_type, find_contradictions
-from weightctl.verify.checks.metadata.description import TokenizerPair, describe
-from weightctl.verify.checks.metadata.tokenizer_settings import (
+from weightctl.text.wording import percent
+from weightctl.translate.tokenizer.record import TokenType
+from weightctl.verify.checks.metadata.description import (
+    TOKENIZER_KEYS,
+    TokenizerPair,
+    count_tokens,
+    describe,
+    show_token,
+)
+from weightctl.verify.checks.metadata.tokenizers import (
+    DEFAULTS,
     compare_chat_templates,
     compare_flags,
+    compare_merges,
     compare_pre_tokenizers,
+    compare_scores,
     compare_special,
     compare_stated_parts,
-)
-from weightctl.verify.checks.metadata.tokens import (
-    compare_merges,
-    compare_scores,
     compare_tokens,
     compare_types,
 )
-from weightctl.verify.compare.configs import find_differences, note_lost_window
+from weightctl.verify.compare.configs import find_differences, find_spelling, note_lost_window
 from weightctl.verify.figures import MetadataFigures
 from weightctl.verify.results import Findings, Result
 from weightctl.verify.run.prompt import TEXT
@@ -33,10 +43,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
+    from weightctl.plan.file_types import FileType
+    from weightctl.translate.tokenizer import Tokenizer
     from weightctl.translate.tokenizer.encoding import TokenEncoder
     from weightctl.verify.checks.metadata.description import Description
-    from weightctl.verify.request import Request, Subject
+    from weightctl.verify.request import Request
+    from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
+
 
 # Keys of config.json that contain one of these texts are not compared here: they concern training
 # or tools, or are compared elsewhere.
@@ -45,8 +59,6 @@ _NOT_OF_THE_MODEL = (
     "pretraining_tp", "version", "use_cache", "output_", "return_dict", "torchscript", "gradient",
 )  # fmt: skip
 _DEEPEST = 8
-__all__ = ["check"]
-
 # The comparisons of two tokenizers; each problem names the entry that differs.
 _COMPARISONS: tuple[Callable[[Findings, TokenizerPair], None], ...] = (
     compare_tokens,
@@ -74,27 +86,23 @@ def check(request: Request) -> Result:
     own = describe(request.subject)
     if own is None:
         return Result(skipped="there is no config.json and no GGUF metadata")
-    checkpoint = request.subject.checkpoint
+    other = None if request.reference is None else describe(request.reference)
     # If differences are only listed, the checkpoint is not judged by itself.
     found = Findings()
     if not request.compare:
-        find_contradictions(found, own, checkpoint)
-    other = None if request.reference is None else describe(request.reference)
-    header = header_of(request.subject.stored)
-    if own.is_gguf and not request.compare:
-        reference = header_of(request.reference.stored) if other and request.reference else None
-        check_file_type(found, header, reference)
-    is_compared = request.reference is not None
+        find_contradictions(found, own)
+        if own.is_gguf:
+            check_file_type(found, own, other)
+    is_compared = False
     if request.reference is not None:
         mismatch = request.mismatch
         if mismatch is not None and mismatch.is_of_models:
-            is_compared = False
             found.notes.append(f"metadata was not compared: {mismatch.short}")
         elif other is None:
-            is_compared = False
             found.notes.append("metadata was not compared: the reference has none")
         else:
-            _compare(found, request.subject, request.reference, own, other)
+            is_compared = True
+            _compare(found, own, other)
     return Result(
         problems=tuple(found.problems),
         figures=MetadataFigures(
@@ -106,26 +114,20 @@ def check(request: Request) -> Result:
     )
 
 
-def _compare(
-    found: Findings, subject: Subject, reference: Subject, own: Description, other: Description
-) -> None:
+def _compare(found: Findings, own: Description, other: Description) -> None:
     named = {problem.where for problem in found.problems}
     made = Findings()
-    one, two = subject.checkpoint, reference.checkpoint
-    known = None
+    one, two = own.subject.checkpoint, other.subject.checkpoint
     if one is not None and two is not None:
-        known = one
         compare_configs(made, one, two)
-    compare_other_keys(made, own, other, known)
-    _compare_tokenizers(made, subject, reference, own, other)
+    compare_other_keys(made, own, other, one if two is not None else None)
+    _compare_tokenizers(made, own, other)
     # A key that contradicts its own checkpoint is already reported, and not repeated.
     found.problems += [problem for problem in made.problems if problem.where not in named]
     found.notes += made.notes
 
 
-def _compare_tokenizers(
-    found: Findings, subject: Subject, reference: Subject, own: Description, other: Description
-) -> None:
+def _compare_tokenizers(found: Findings, own: Description, other: Description) -> None:
     pair = _pair_tokenizers(found, own, other)
     if pair is None:
         return
@@ -140,7 +142,7 @@ def _compare_tokenizers(
         compare(found, pair)
     parts = compare_stated_parts(pair)
     if parts:
-        _judge_parts(found, parts, pair, subject, reference)
+        _judge_parts(found, parts, pair)
 
 
 def _pair_tokenizers(found: Findings, own: Description, other: Description) -> TokenizerPair | None:
@@ -167,16 +169,14 @@ def _pair_tokenizers(found: Findings, own: Description, other: Description) -> T
     return None
 
 
-def _judge_parts(
-    found: Findings, parts: Sequence[str], pair: TokenizerPair, subject: Subject, reference: Subject
-) -> None:
+def _judge_parts(found: Findings, parts: Sequence[str], pair: TokenizerPair) -> None:
     """Add a problem if the two tokenizers encode or decode a test text differently, else a note.
 
     `parts` are the parts of tokenizer.json that differ.
     """
     text = f"tokenizer.json differs from the reference in {', '.join(parts)}"
     try:
-        encoders = subject.encoder, reference.encoder
+        encoders = pair.own.subject.encoder, pair.other.subject.encoder
     except (TokenizerError, WeightctlError) as error:
         found.notes.append(f"{text}; the effect was not tested: {error.message}")
         return
@@ -282,3 +282,211 @@ def _show(value: Any) -> str:
     if isinstance(value, float):
         return f"{shortest(value):g}"
     return f"a list of {len(value)} values" if is_tuple(value) else f"{value!s:.60}"
+
+
+# Metadata that contradict other metadata or the tensors of the same checkpoint.
+
+
+_KEY = "general.file_type"
+# Tools may use another type for some matrices, but convert more than this fraction of the values.
+_MOSTLY = 0.5
+# The share of merged tokens that an extended vocabulary can have out of order.
+_MOST_FALLS = 0.01
+
+
+def check_file_type(found: Findings, own: Description, other: Description | None) -> None:
+    """Compare `general.file_type` with the tensors, and with a reference of the same encodings.
+
+    It is a problem if no matrix has the usual encoding of the file type, or if the reference has
+    the same encodings and another file type. If most values have other encodings, which a tool may
+    have chosen, it is a problem if there is a reference, and otherwise a note.
+    """
+    header = header_of(own.subject.stored)
+    number = read_file_type(header.metadata)
+    if number is None:
+        return
+    text = ""
+    reference = None if other is None else header_of(other.subject.stored)
+    wanted = None if reference is None else read_file_type(reference.metadata)
+    if wanted not in {None, number} and reference is not None and _has_same(header, reference):
+        here, there = _show_file_type(number), _show_file_type(wanted or 0)
+        text = f"is {here} here and {there} in the reference, which has the same encodings"
+    kind = find_file_type(number)
+    sizes = Counter[str]() if kind is None else _count_values(header, kind)
+    if kind is not None and sizes:
+        total = sum(sizes.values())
+        has_usual = any(sizes[name] for name in kind.usual)
+        is_mostly = sum(sizes[name] for name in kind.allowed) > _MOSTLY * total
+        (most, size), *_ = sizes.most_common(1)
+        share = percent(size / total)
+        mixed = f"is {_show_file_type(number)}, but {share} of the matrices' values are {most}"
+        if not has_usual or (not is_mostly and reference is not None):
+            text = mixed
+        elif not is_mostly:
+            found.notes.append(f"`{_KEY}` {mixed}")
+    if text:
+        found.add(_KEY, text)
+
+
+def _count_values(header: Header, kind: FileType) -> Counter[str]:
+    """Count the values in each encoding, in matrices that can have the file type's usual encoding.
+
+    Matrices whose rows do not divide into its blocks get a fallback encoding, and are not counted.
+    """
+    block = max(ENCODINGS[name].block for name in kind.usual)
+    sizes: Counter[str] = Counter()
+    for info in header.tensors.values():
+        if len(info.shape) > 1 and not info.shape[-1] % block:
+            sizes[info.encoding.name] += info.size
+    return sizes
+
+
+def _has_same(header: Header, reference: Header) -> bool:
+    """Whether all tensors have the encodings of the reference's tensors of the same names."""
+    own, other = (
+        {name: info.encoding.name for name, info in each.tensors.items()}
+        for each in (header, reference)
+    )
+    return own == other
+
+
+def _show_file_type(number: int) -> str:
+    kind = find_file_type(number)
+    return f"{number}" if kind is None else f"{number}, {kind.name}"
+
+
+_TYPES, _TOKENS = f"{TOKENIZER_KEYS}token_type", f"{TOKENIZER_KEYS}tokens"
+_EOS = f"{TOKENIZER_KEYS}eos_token_id"
+# The values that tools store in place of an absent id: -1 in various integer types.
+_NONE = {-1, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF}
+# Ids that generation needs. Other ids, as for padding, may be outside the vocabulary.
+_NEEDED = {"bos_token_id", "eos_token_id", "decoder_start_token_id"}
+
+
+def find_contradictions(found: Findings, description: Description) -> None:
+    """Add the faults of a tokenizer or a config that can be detected without a reference.
+
+    Faults that also occur in working models are notes.
+    """
+    checkpoint = description.subject.checkpoint
+    if description.is_gguf:
+        _check_ids_of_gguf(found, description)
+        if description.refusal:
+            found.add(_TOKENS, f"the tokenizer cannot be used: {description.refusal}")
+        if description.tokenizer is not None:
+            _check_types(found, description, description.tokenizer)
+            _check_end(found, description, description.tokenizer)
+    else:
+        if checkpoint is not None:
+            _check_ids_of_configs(found, description, checkpoint.config.vocabulary)
+        if description.refusal:
+            found.notes.append(f"the tokenizer cannot be stored in GGUF: {description.refusal}")
+    if checkpoint is not None:
+        if description.tokenizer is not None and getattr(checkpoint.config, "causal", False):
+            _check_order(found, description, description.tokenizer)
+        _check_context(found, checkpoint)
+
+
+def _check_order(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
+    """Find byte-level BPE whose tokens do not have the order of the merges that make them.
+
+    Trainers number tokens as they merge them, and so do all decoders known to us. A few exceptions
+    are a note, since a vocabulary can be extended. Encoders like RoBERTa order by frequency.
+    """
+    if tokenizer.model != "gpt2":
+        return
+    ids = {text: token for token, text in enumerate(tokenizer.tokens)}
+    merged = dict.fromkeys(merge.replace(" ", "", 1) for merge in tokenizer.merges or ())
+    order = [ids[text] for text in merged if text in ids]
+    falls = [after for before, after in pairwise(order) if after < before]
+    if falls:
+        text = (
+            f"the ids of {len(falls):,} of {len(order):,} merged tokens are lower than that of the "
+            f"merge before (such as token {show_token(tokenizer, falls[0])}): the tokens may be of "
+            "another model, or in another order than the rows of the embedding"
+        )
+        if len(falls) > _MOST_FALLS * len(order):
+            found.add(description.place("tokens"), text)
+        else:
+            found.notes.append(text)
+
+
+def _check_ids_of_gguf(found: Findings, description: Description) -> None:
+    count = count_tokens(description.metadata)
+    for key, value in description.metadata.items():
+        if not count or not (key.startswith(TOKENIZER_KEYS) and key.endswith("_token_id")):
+            continue
+        token: Any = value.content
+        if isinstance(token, int) and token not in _NONE and not 0 <= token < count:
+            found.add(key, f"is {token}, and there are {count:,} tokens")
+
+
+def _check_ids_of_configs(found: Findings, description: Description, rows: int) -> None:
+    documents = (
+        ("config.json", description.text_config),
+        ("generation_config.json", description.generation),
+    )
+    for name, document in documents:
+        for key, content in document.items():
+            if not key.endswith("_token_id"):
+                continue
+            for token in _find_beyond(content, rows):
+                text = f"is {token} in {name}, and the embedding has {rows:,} rows"
+                if key in _NEEDED:
+                    found.add(key, text)
+                else:
+                    found.notes.append(f"`{key}` {text}")
+
+
+def _find_beyond(content: Any, rows: int) -> Iterator[int]:
+    for token in content if is_list(content) else [content]:
+        if type(token) is int and token >= rows:
+            yield token
+
+
+def _check_types(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
+    """Add a problem if no token has a type, so that special tokens are read as ordinary text."""
+    kinds = {*tokenizer.types}
+    if not kinds <= {0, int(TokenType.NORMAL)}:
+        return
+    special = dict.fromkeys(tokenizer.special.values())
+    if not special:
+        return
+    shown = ", ".join(show_token(tokenizer, token) for token in [*special][:3])
+    state = (
+        "says that every token"
+        if _TYPES in description.metadata
+        else "is missing, so that every token"
+    )
+    found.add(_TYPES, f"{state} is ordinary text, including the special tokens: {shown}")
+
+
+def _check_end(found: Findings, description: Description, tokenizer: Tokenizer) -> None:
+    """Add a problem if the model has no end token, and llama.cpp's default is not a special token.
+
+    Encoders do not need an end token.
+    """
+    architecture = description.metadata.get(ARCHITECTURE)
+    is_encoder = architecture is None or "bert" in str(architecture.content)
+    stated = description.metadata.get(_EOS)
+    if is_encoder or stated is not None or tokenizer.model not in DEFAULTS:
+        return
+    token = DEFAULTS[tokenizer.model].get("eos")
+    if token is None:
+        return
+    is_there = token < len(tokenizer.tokens)
+    is_ordinary = is_there and tokenizer.types[token] in {0, int(TokenType.NORMAL)}
+    if not is_there or is_ordinary:
+        text = f"is missing; llama.cpp uses token {show_token(tokenizer, token)} instead"
+        found.add(_EOS, text)
+
+
+def _check_context(found: Findings, checkpoint: RecognizedModel) -> None:
+    """Add a problem if the context is shorter than the original context of RoPE scaling."""
+    scaling = getattr(checkpoint.config, "rope_scaling", None)
+    context = checkpoint.config.context
+    if scaling is not None and context < scaling.original_context:
+        found.add(
+            find_spelling(checkpoint, "context").key,
+            f"is {context}, but its RoPE scaling extends a context of {scaling.original_context}",
+        )

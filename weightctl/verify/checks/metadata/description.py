@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
-    from weightctl.verify.request import Subject
+    from weightctl.verify.subject import Subject
     from weightctl.weights.metadata import MetadataValue
 
 
@@ -49,6 +49,7 @@ class Description:
     the contents of config.json and generation_config.json.
     """
 
+    subject: Subject
     convention: NamingConvention
     where: str
     tokenizer: Tokenizer | None
@@ -97,14 +98,15 @@ def describe(subject: Subject) -> Description | None:
     """Return the metadata of a checkpoint; None if it has neither GGUF keys nor config.json."""
     metadata, files = header_of(subject.stored).metadata, header_of(subject.stored).files
     if ARCHITECTURE in metadata or _TOKENS in metadata:
-        return _describe_metadata(metadata, files[0] if files else subject.path)
+        return _describe_metadata(subject, files[0] if files else subject.path)
     directory = os.path.dirname(files[0]) if files else ""
     if not files or not is_file(os.path.join(directory, CONFIG)):
         return None
     return _describe_directory(subject, directory or ".", config(files))
 
 
-def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Description:
+def _describe_metadata(subject: Subject, where: str) -> Description:
+    metadata = header_of(subject.stored).metadata
     count = count_tokens(metadata)
     # Ids outside the vocabulary are left out: they are reported separately, and would prevent
     # reading the tokenizer.
@@ -120,7 +122,12 @@ def _describe_metadata(metadata: Mapping[str, MetadataValue], where: str) -> Des
     except TokenizerError as error:
         refusal = error.message.removeprefix(f"{where}: ")
     return Description(
-        convention="gguf", where=where, tokenizer=tokenizer, refusal=refusal, metadata=metadata
+        subject=subject,
+        convention="gguf",
+        where=where,
+        tokenizer=tokenizer,
+        refusal=refusal,
+        metadata=metadata,
     )
 
 
@@ -143,6 +150,7 @@ def _describe_directory(
     except TokenizerError as error:
         refusal = error.message.removeprefix(f"{directory}: ")
     return Description(
+        subject=subject,
         convention="hugging_face",
         where=directory,
         tokenizer=tokenizer,

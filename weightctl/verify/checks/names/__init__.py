@@ -26,19 +26,17 @@ from weightctl.text.wording import join_names, pluralize
 from weightctl.translate.tokenizer.directory import from_directory
 from weightctl.translate.tokenizer.files import open_files
 from weightctl.verify.checks.names.fit import (
+    check_lost_mtp,
+    check_tied,
     explain_misfit,
     find_corrections,
     find_family,
-    measure_fit,
-)
-from weightctl.verify.checks.names.misfits import (
-    check_lost_mtp,
-    check_tied,
     list_misfits,
+    measure_fit,
     note_tying,
 )
+from weightctl.verify.compare.configs import find_spelling
 from weightctl.verify.compare.mismatch import find_prefix
-from weightctl.verify.config_keys import find_spelling
 from weightctl.verify.figures import NamesFigures
 from weightctl.verify.results import (
     LISTED_APART,
@@ -57,13 +55,12 @@ if TYPE_CHECKING:
     from weightctl.families.keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.checks.names.fit import Fit
-    from weightctl.verify.request import Request, Subject
+    from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
 
 _PREFIX = "tokenizer.ggml."
 _TOKENS = f"{_PREFIX}tokens"
 _BESIDE = (f"{_PREFIX}token_type", f"{_PREFIX}scores")
-__all__ = ["check", "fold_alike"]
-
 _KEY = re.compile(r"`([^`]+)`")
 _MOST_NAMED = 3
 _WITH_CONFIG = {"safetensors", "pytorch"}
@@ -91,7 +88,9 @@ def check(request: Request) -> Result:
     if checkpoint is None and find_diffusion(header_of(subject.weights)) is not None:
         return _check_diffusion(subject)
     if _lacks_config(subject) and _find_nearest(subject):
-        return Result(problems=(_report_no_config(subject),))
+        text = f"{CONFIG} is missing; without it programs cannot run the tensors"
+        hint = "copy it from the original"
+        return Result(problems=(Problem(where=subject.path, text=text, hint=hint),))
     if refusal is None or (subject.is_of_unknown_family and not _has_bad_config(subject, refusal)):
         return Result(skipped=_explain_skip(subject, refusal))
     return _check_refused(subject, refusal)
@@ -214,11 +213,6 @@ def _lacks_config(subject: Subject) -> bool:
     if header.format not in _WITH_CONFIG or not is_directory(subject.path):
         return False
     return not exists(_config_beside(header.files[0]))
-
-
-def _report_no_config(subject: Subject) -> Problem:
-    text = f"{CONFIG} is missing; without it programs cannot run the tensors"
-    return Problem(where=subject.path, text=text, hint="copy it from the original")
 
 
 def _find_nearest(subject: Subject) -> str:

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
+from math import isnan
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.families.matching import OUTPUT_WEIGHT
 from weightctl.families.mtp import names_by_mtp_layer
+from weightctl.text.folding import group_alike
 from weightctl.text.wording import number, percent, pluralize
-from weightctl.verify.checks.values.sentences import (
-    describe_fault,
-    describe_unlike,
-    fold_problems,
-    is_comparable,
-    note_alike,
-)
+from weightctl.translate.copies import is_same
 from weightctl.verify.compare.causes import CAUSES
 from weightctl.verify.compare.causes.mistakes import TRANSPOSED
-from weightctl.verify.compare.distance import is_within
+from weightctl.verify.compare.distance import (
+    Piece,
+    allowed_error,
+    expected_error,
+    is_within,
+    measure_pairs,
+    measure_pieces,
+    read_both,
+    rows_of_runs,
+    stored_rows,
+)
 from weightctl.verify.compare.explaining import PATIENCE, explain
-from weightctl.verify.compare.measure import measure_pairs
 from weightctl.verify.compare.mismatch import explain_unpaired
+from weightctl.verify.compare.pairing import RUN, is_of_numbers
 from weightctl.verify.figures import (
     TensorError,
     ValuesFigures,
@@ -30,17 +37,14 @@ from weightctl.verify.figures import (
     describe_range,
     list_unequal,
 )
-from weightctl.verify.results import Explanation, Problem, Result
+from weightctl.verify.results import LISTED_APART, Explanation, Problem, Result, keep_first
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.request import Request
-
-
-__all__ = ["check"]
 
 
 _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
@@ -80,7 +84,7 @@ def check(request: Request) -> Result:
         )
     if not pairs and not pairing.missing and not pairing.unexpected:
         return Result(skipped="A and B have no tensor names in common")
-    fit = [pair for pair in pairs if is_comparable(pair)]
+    fit = [pair for pair in pairs if pair.is_comparable]
     if mismatch is not None and not fit:
         return Result(problems=(mismatch.problem,), skipped=mismatch.short)
     wrong = _Wrong(request)
@@ -120,7 +124,7 @@ def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
     Either their shapes or encodings differ, or their bytes differ if they are not real numbers.
     """
     for pair in pairs:
-        text = "" if is_comparable(pair) else describe_unlike(pair)
+        text = "" if pair.is_comparable else describe_unlike(pair)
         if text:
             yield pair, _make_problem(pair, text, _explain_shape(pair))
 
@@ -135,7 +139,8 @@ def _measure(
     pairing = request.pairing
     errors: dict[str, TensorError] = {}
     progress = partial(request.tell, "values")
-    with closing(measure_pairs(pairs, progress, request=request)) as made:
+    elsewhere = None if request.workers is None else partial(_measure_by_workers, request)
+    with closing(measure_pairs(pairs, progress, elsewhere=elsewhere)) as made:
         for pair, measured in zip(pairs, made, strict=True):
             pairing.within[pair.module] = is_within(pair, measured)
             if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
@@ -144,6 +149,30 @@ def _measure(
             is_problem = not request.compare and wrong.add(pair, measured)
             errors[pair.module] = _make_figures(pair, measured, is_problem=is_problem)
     return errors
+
+
+class PieceUnit(NamedTuple):
+    """A range of elements of a pair, which is given by its index in the pairing, for workers."""
+
+    place: int
+    start: int
+    stop: int
+
+
+def _measure_by_workers(request: Request, pieces: Sequence[Piece]) -> Iterator[Measured]:
+    places = {id(pair): place for place, pair in enumerate(request.pairing.pairs)}
+    units = [PieceUnit(places[id(pair)], start, stop) for pair, start, stop in pieces]
+    sizes = [piece.nbytes for piece in pieces]
+    if request.workers is None:
+        raise TypeError("the request has no workers")
+    return request.workers.map(_measure_units, units, sizes, lambda _: None)
+
+
+def _measure_units(request: Request, units: Sequence[PieceUnit]) -> list[Measured]:
+    pairs = request.pairing.pairs
+    pieces = (Piece(pairs[place], start, stop) for place, start, stop in units)
+    with measure_pieces(pieces, threads=1) as made:
+        return list(made)
 
 
 class _Wrong:
@@ -357,9 +386,148 @@ def _are_trained(errors: Sequence[TensorError], limit: float) -> bool:
     similar = [
         error for error in errors if middle / _SPREAD <= error.relative_rmse <= middle * _SPREAD
     ]
-    is_above_cost = median(_times_cost(error) for error in errors) >= _ABOVE_COST
-    return len(similar) >= _SIMILAR * len(errors) and is_above_cost and middle < limit
+    times = median(error.relative_rmse / max(error.expected, 1e-12) for error in errors)
+    return len(similar) >= _SIMILAR * len(errors) and times >= _ABOVE_COST and middle < limit
 
 
-def _times_cost(error: TensorError) -> float:
-    return error.relative_rmse / max(error.expected, 1e-12)
+# Sentences about tensors that differ from their references, for one tensor or several.
+
+
+# If at most this fraction of the runs exceed their limit, the runs are described, not the error of
+# the whole tensor.
+_FEW_RUNS = 0.05
+_NOTHING = 1e-5
+_MOST_PARTS = 3
+
+
+def describe_unlike(pair: Pair) -> str:
+    """Describe how two tensors that are not comparable differ; empty if they do not.
+
+    If their shapes and encodings are equal, their bytes are compared.
+    """
+    mine, theirs = pair.tensor.info, pair.reference.info
+    if mine.shape != theirs.shape:
+        return f"has shape {list(mine.shape)}, and the reference {list(theirs.shape)}"
+    if mine.encoding != theirs.encoding:
+        if is_of_numbers(mine) or is_of_numbers(theirs):
+            return f"has the encoding {mine.encoding}, and the reference {theirs.encoding}"
+        return ""
+    return "" if is_same(pair.tensor, pair.reference) else "differs from the reference"
+
+
+def describe_fault(pair: Pair, found: Measured, most: float | None) -> str:
+    """Describe what is wrong with the values of a tensor; empty if they match the reference.
+
+    `most` is the limit of the relative RMSE, None for the limit that follows from the encodings.
+    """
+    if found.nonfinite:
+        return _describe_nonfinite(pair, found)
+    if most is not None:
+        if found.relative_rmse > most:
+            return f"relative RMSE {percent(found.relative_rmse)}, above {percent(most)}"
+        return ""
+    if is_within(pair, found):
+        return ""
+    is_far = found.relative_rmse > allowed_error(pair, found)
+    beyond, count = (found.beyond, found.runs_beyond)
+    if is_far and not 0 < count <= _FEW_RUNS * found.runs:
+        return f"relative RMSE {percent(found.relative_rmse)}, {_say_times(pair, found)}"
+    how = f"up to {found.worst:.0f} times more than {_name_coarser(pair)} explains"
+    if _is_plain_twice(pair):
+        how = f"from the reference, though {_name_encodings(pair)}"
+    if not count:
+        beyond, count = found.unequal, found.runs_unequal
+        how = "from the reference, and all other groups are equal"
+    rows = stored_rows(pair, rows_of_runs(pair, beyond))
+    where = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows, first row {rows[0]}"
+    groups = "1 group" if count == 1 else f"{count} groups"
+    return f"{groups} of {RUN} values in {where} {'differs' if count == 1 else 'differ'} {how}"
+
+
+def _describe_nonfinite(pair: Pair, found: Measured) -> str:
+    place = found.first_nonfinite
+    row = stored_rows(pair, rows_of_runs(pair, [place // RUN]))[0]
+    count = found.nonfinite
+    where = "here but not in the reference"
+    if found.nonfinite_there == count:
+        where = "in the reference but not here"
+    elif found.nonfinite_there:
+        where = "either here or in the reference"
+    if count > 1:
+        return f"{count:,} values are NaN or infinite {where}, the first in row {row}"
+    is_nan = any(isnan(each[0]) for each in read_both(pair, place, 1))
+    kind = "NaN" if is_nan else "infinite"
+    return f"1 value is {kind} {where}, in row {row}"
+
+
+def _is_plain_twice(pair: Pair) -> bool:
+    """Whether both tensors have the same encoding in full precision."""
+    one, other = pair.sides
+    return one == other and one.encoding.block == 1 and not one.is_apart
+
+
+def _name_encodings(pair: Pair) -> str:
+    return f"both are {pair.tensor.info.encoding}"
+
+
+def _say_times(pair: Pair, found: Measured) -> str:
+    usual = expected_error(pair, found)
+    if pair.sides[0].keeps_all and usual < _NOTHING:
+        return "expected 0"
+    if _is_plain_twice(pair):
+        return f"expected 0 because {_name_encodings(pair)}"
+    times = found.relative_rmse / usual
+    return f"{times:.0f} times the expected {percent(usual)} of {_name_coarser(pair)}"
+
+
+def _name_coarser(pair: Pair) -> str:
+    """Return the name of the encoding with fewer bits; for a scheme, its bits per value."""
+    side = min(pair.sides, key=lambda side: side.bits)
+    return f"{side.bits:.3g} bits per value" if side.is_apart else str(side.encoding)
+
+
+def fold_problems(problems: Iterable[tuple[Pair, Problem]]) -> Iterator[Problem]:
+    """Yield problems, with many problems of the same cause joined into one.
+
+    If many problems have no cause, only the first are yielded, and one that counts the others. The
+    order is that of the first problem of each cause.
+    """
+    for group in group_alike(problems, lambda each: each[1].cause):
+        if group[0][1].cause is not None and len(group) > LISTED_APART:
+            yield _fold(group)
+        else:
+            found = [problem for _, problem in group]
+            yield from keep_first(found, "{} more tensors differ as much")
+
+
+def note_alike(alike: Iterable[tuple[Pair, Explanation]]) -> Iterator[str]:
+    """Yield a note for each cause of differences that do not change the model's results."""
+    for group in group_alike(alike, lambda each: each[1]):
+        pairs = [pair for pair, _ in group]
+        cause = group[0][1]
+        yield f"{_name_problem(pairs)} {'differ' if len(pairs) > 1 else 'differs'}: {cause.text}"
+
+
+def _fold(group: Sequence[tuple[Pair, Problem]]) -> Problem:
+    _, first = group[0]
+    named = _name_problem([pair for pair, _ in group])
+    text = f"{first.text}; in all, {len(group)} tensors differ in this way: {named}"
+    return replace(first, text=text)
+
+
+def _name_problem(pairs: Sequence[Pair]) -> str:
+    """Return the names, without layer, of the weights in some pairs, and the layers as text."""
+    parts = dict.fromkeys(each.part.removesuffix(".weight") for each in pairs)
+    named = ", ".join(list(parts)[:_MOST_PARTS]) + (", ..." if len(parts) > _MOST_PARTS else "")
+    layers = sorted({each.layer for each in pairs if each.layer is not None})
+    return f"{named}{_say_layers(layers)}"
+
+
+def _say_layers(layers: Sequence[int]) -> str:
+    if not layers:
+        return ""
+    if len(layers) == 1:
+        return f" of layer {layers[0]}"
+    if list(layers) == list(range(layers[0], layers[-1] + 1)):
+        return f" of layers {layers[0]} to {layers[-1]}"
+    return f" of {len(layers)} layers from {layers[0]} to {layers[-1]}"

@@ -1,27 +1,32 @@
-"""Detects damaged values: zeros, wrong scales, one factor for all values, and clipped values."""
+"""Detects damaged values: zeros, wrong scales or factors, clipped values, and misread bits."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import permutations
 from math import isfinite, log2, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightctl.codecs import transcode
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
 from weightctl.text.wording import number, percent, say_more
-from weightctl.verify.compare.distance import RUN, allowed_error, relative_root, stored_rows
-from weightctl.verify.compare.explaining import explains
-from weightctl.verify.compare.measure import read_both, read_values
+from weightctl.verify.compare.distance import allowed_error, read_both, relative_root, stored_rows
+from weightctl.verify.compare.explaining import explains, is_proven
+from weightctl.verify.compare.pairing import RUN
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
-from weightctl.weights.steps.numbers import AsFloat32
+from weightctl.weights.steps.numbers import OnFloat32, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import F32
+    from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairing import Pair, Pairing
@@ -48,17 +53,15 @@ _NOTHING = 1e-3
 _MOST_NAMED = 5
 
 
-def find_zeroed(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+def find_zeroed(_pair: Pair, _pairing: Pairing, found: Measured) -> Explanation | None:
     """Detect that all values of a tensor are 0, but not those of its reference."""
-    del pair, pairing
     if found.own_squares or not found.squares or found.nonfinite:
         return None
     return Explanation("zeroed", "all its values are 0: it was never written, or was erased")
 
 
-def find_damaged_scale(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+def find_damaged_scale(pair: Pair, _pairing: Pairing, found: Measured) -> Explanation | None:
     """Detect that a single block scale of the checkpoint is wrong."""
-    del pairing
     encoding = pair.tensor.info.encoding
     runs = max(encoding.block // RUN, 1)
     wrong = found.beyond or found.unequal
@@ -99,12 +102,11 @@ def _say_factor(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def find_scaled(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+def find_scaled(pair: Pair, _pairing: Pairing, found: Measured) -> Explanation | None:
     """Detect that all values are those of the reference, multiplied by one factor.
 
     A single value always is.
     """
-    del pairing
     if not found.squares or not found.own_squares or found.nonfinite:
         return None
     if pair.tensor.info.size < 2:
@@ -133,12 +135,11 @@ class _Wiped(NamedTuple):
     rest: float
 
 
-def find_lost_rows(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+def find_lost_rows(pair: Pair, _pairing: Pairing, found: Measured) -> Explanation | None:
     """Detect that rows of a tensor, or parts of rows, are zeros.
 
     Return None if the other values do not match the reference.
     """
-    del pairing
     if len(pair.tensor.info.shape) < 2 or found.nonfinite or not _may_have_zeros(pair, found):
         return None
     wiped = _find_wiped(pair, found)
@@ -157,7 +158,10 @@ def _may_have_zeros(pair: Pair, found: Measured) -> bool:
         return True
     wrong = found.beyond or found.unequal
     runs = wrong[:: -(-len(wrong) // _LOOKED_AT) or 1]
-    return any(not read_values(pair.tensor, run * RUN, RUN).any() for run in runs)
+    size = pair.tensor.info.size
+    return any(
+        not read_floats(pair.tensor, run * RUN, min(RUN, size - run * RUN)).any() for run in runs
+    )
 
 
 def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
@@ -165,7 +169,10 @@ def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
     parts: list[int] = []
     rest = 0.0
     least = _NOTHING * found.squares / found.runs
-    for first, own, wanted in _read_rows(pair):
+    # A row is one index of the first dimension, as in `rows_of_runs`.
+    width = pair.tensor.info.size // pair.tensor.info.shape[0]
+    for first, *both in _read_chunks(pair, width):
+        own, wanted = (each.reshape(-1, width) for each in both)
         lost = wanted.astype(np.float64) - own
         rest += float(np.vdot(lost[own != 0], lost[own != 0]))
         is_whole = ~own.any(axis=1) & wanted.any(axis=1)
@@ -175,18 +182,11 @@ def _find_wiped(pair: Pair, found: Measured) -> _Wiped:
     return _Wiped(whole, parts, rest)
 
 
-def _read_rows(pair: Pair) -> Iterator[tuple[int, F32, F32]]:
-    """Yield the rows of both tensors in chunks [rows, values], preceded by the first row's index.
-
-    A row is one index of the first dimension, as in `rows_of_runs`.
-    """
-    count = pair.tensor.info.shape[0]
-    width = pair.tensor.info.size // count
-    step = max(_PIECE // width, 1)
-    for first in range(0, count, step):
-        rows = min(step, count - first)
-        own, wanted = read_both(pair, first * width, rows * width)
-        yield first, own.reshape(rows, width), wanted.reshape(rows, width)
+def _read_chunks(pair: Pair, unit: int = 1) -> Iterator[tuple[int, F32, F32]]:
+    """Yield the values of both tensors in chunks of whole units, preceded by the unit's number."""
+    size, step = pair.tensor.info.size, max(_PIECE // unit, 1) * unit
+    for start in range(0, size, step):
+        yield start // unit, *read_both(pair, start, min(step, size - start))
 
 
 def _find_zeros(own: F32, wanted: F32, least: float) -> NDArray[np.bool_]:
@@ -238,7 +238,10 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
     limits = _find_limits(pair)
     if limits is None:
         return None
-    count = sum(_count_beyond(reference, limits) for _, reference in _read_pieces(pair))
+    count = sum(
+        int(np.count_nonzero((reference < limits.low) | (reference > limits.high)))
+        for *_, reference in _read_chunks(pair)
+    )
     made = pair._replace(reference=DerivedTensor(pair.module, limits, [pair.reference]))
     if not explains(made, pairing, found):
         return None
@@ -250,23 +253,15 @@ def find_clipped(pair: Pair, pairing: Pairing, found: Measured) -> Explanation |
     )
 
 
-class _Limits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Limits(OnFloat32):
     """A step that clips values to a range, in float32."""
 
     low: float
     high: float
 
-    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
-        return AsFloat32().infer(inputs)
-
-    def read_into(
-        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Read the values as float32, and clip them."""
-        AsFloat32().read_into(inputs, start, buffer)
-        numbers = np.frombuffer(buffer, np.float32)
-        np.clip(numbers, np.float32(self.low), np.float32(self.high), out=numbers)
+    def _compute(self, values: F32) -> None:
+        np.clip(values, np.float32(self.low), np.float32(self.high), out=values)
 
     def __str__(self) -> str:
         low, high = number(self.low), number(self.high)
@@ -277,14 +272,6 @@ class _Limits(NamedTuple):
         return f"at least {low}" if np.isinf(self.high) else f"{low} to {high}"
 
 
-def _read_pieces(pair: Pair) -> Iterator[tuple[F32, F32]]:
-    """Yield the values of both tensors, chunk by chunk."""
-    block = max(pair.tensor.info.encoding.block, pair.reference.info.encoding.block)
-    size = pair.tensor.info.size
-    for start, stop in pairwise([*range(0, size, _PIECE // block * block), size]):
-        yield read_both(pair, start, stop - start)
-
-
 def _find_limits(pair: Pair) -> _Limits | None:
     """Return the range that a tensor's values seem to be clipped to; None if there is none.
 
@@ -293,34 +280,140 @@ def _find_limits(pair: Pair) -> _Limits | None:
     the places of these values.
     """
     low, high = np.inf, -np.inf
-    for own, _ in _read_pieces(pair):
+    for _, own, _ in _read_chunks(pair):
         low, high = min(low, float(own.min())), max(high, float(own.max()))
-    at_low, at_high = _KeptSums(), _KeptSums()
+    at_low = at_high = np.empty(0, np.float32)
     margin = _MARGIN * max(abs(low), abs(high)) * max(side.typical for side in pair.sides)
-    for own, reference in _read_pieces(pair):
-        at_low.add(own[reference < low - margin])
-        at_high.add(own[reference > high + margin])
-    if at_low.count + at_high.count < _LEAST_CLIPPED:
+    for _, own, reference in _read_chunks(pair):
+        at_low = np.append(at_low, own[reference < low - margin])[:_MOST_KEPT]
+        at_high = np.append(at_high, own[reference > high + margin])[:_MOST_KEPT]
+    if at_low.size + at_high.size < _LEAST_CLIPPED:
         return None
-    return _Limits(at_low.median(-np.inf), at_high.median(np.inf))
+    return _Limits(
+        float(np.median(at_low)) if at_low.size else -np.inf,
+        float(np.median(at_high)) if at_high.size else np.inf,
+    )
 
 
-class _KeptSums:
-    """A sample of values: the first ones that were added."""
-
-    def __init__(self) -> None:
-        self._numbers: list[F32] = []
-        self.count = 0
-
-    def add(self, numbers: F32) -> None:
-        kept = numbers[: _MOST_KEPT - self.count]
-        if kept.size:
-            self._numbers.append(kept)
-            self.count += kept.size
-
-    def median(self, default: float) -> float:
-        return float(np.median(np.concatenate(self._numbers))) if self.count else default
+# Bits that were read in the wrong byte order, or as the wrong dtype.
 
 
-def _count_beyond(reference: F32, limits: _Limits) -> int:
-    return int(np.count_nonzero((reference < limits.low) | (reference > limits.high)))
+_F32, _F16, _BF16 = (ENCODINGS[name] for name in ("F32", "F16", "BF16"))
+# The encodings of full-precision checkpoints.
+_PLAIN = (_F32, _BF16, _F16)
+_LEAST_DIFFERENT = 0.5
+
+
+def find_misread(pair: Pair, pairing: Pairing, found: Measured) -> Explanation | None:
+    """Detect that the bits of a tensor were read in the wrong byte order, or as the wrong dtype.
+
+    If the tensor still has the bits, they are reinterpreted. If it was quantized afterwards, the
+    same mistake is made with the reference's values.
+    """
+    if found.runs_unequal < _LEAST_DIFFERENT * found.runs and not found.nonfinite:
+        return None
+    own = pairing.checkpoint
+    view = pair if own is None else pairing.seen_in(own.convention, pair)
+    if view is None:
+        return None
+    for step in _READINGS:
+        if any(is_proven(made, pairing) for made in _correct(view, step)):
+            return _make_cause(step)
+    return None
+
+
+class _Reading(NamedTuple):
+    """A step that reads the bits of `held` values as `meant` values.
+
+    `is_swapped` says whether the bytes of each value are reversed.
+    """
+
+    held: Encoding
+    meant: Encoding
+    is_swapped: bool
+
+    @property
+    def undone(self) -> _Reading:
+        """The reading that reverses this one."""
+        return _Reading(self.meant, self.held, self.is_swapped)
+
+    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
+        """Return the shape and the encoding of the result."""
+        (info,) = inputs
+        if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
+            raise ConversionError(f"`{info.name}` is stored as {info.encoding}, not as {self.held}")
+        return info.shape, self.meant
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Read the values, and reinterpret their bits."""
+        (tensor,) = inputs
+        stored, width = tensor.info.encoding, self.held.size
+        raw = bytearray(len(buffer) // width * stored.size)
+        tensor.read_into(start // width * stored.size, memoryview(raw))
+        bits = _encode(self.held, stored, np.frombuffer(raw, np.uint8))
+        if self.is_swapped:
+            bits = bits.reshape(-1, width)[:, ::-1].reshape(-1)
+        np.frombuffer(buffer, np.uint8)[:] = bits
+
+    def __str__(self) -> str:
+        return f"bits of {self.held} as {self.meant}"
+
+
+def _list_readings() -> Iterator[_Reading]:
+    for encoding in _PLAIN:
+        yield _Reading(encoding, encoding, is_swapped=True)
+    for held, meant in permutations((_F16, _BF16)):
+        yield _Reading(held, meant, is_swapped=False)
+
+
+# The readings to try. `held` is the wrong encoding, which the tensor was read as.
+_READINGS = tuple(_list_readings())
+
+
+def _correct(pair: Pair, step: _Reading) -> Iterator[Pair]:
+    """Yield the pair with a reinterpreted tensor, and the pair with a reference misread likewise.
+
+    The first is left out if the tensor does not hold the bits any more, and the second if the
+    reference cannot be misread in this way.
+    """
+    own, reference = pair.tensor, pair.reference
+    encoding = own.info.encoding
+    if encoding == step.held or _may_hold(own, step.held):
+        yield pair._replace(tensor=DerivedTensor(pair.module, step, [own]))
+    elif encoding in _PLAIN and encoding.size < step.held.size:
+        return
+    with suppress(ConversionError):
+        yield pair._replace(reference=DerivedTensor(pair.module, step.undone, [reference]))
+
+
+def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
+    """Whether a float32 tensor's first values can be represented in a narrower encoding."""
+    if tensor.info.encoding != _F32:
+        return False
+    raw = bytearray(min(tensor.info.nbytes, 1 << 12))
+    tensor.read_into(0, memoryview(raw))
+    numbers = np.frombuffer(raw, np.uint8)
+    recoded = _encode(_F32, encoding, _encode(encoding, _F32, numbers))
+    is_number = np.isfinite(numbers.view(np.float32))
+    bits, recoded_bits = (each.view(np.uint32)[is_number] for each in (numbers, recoded))
+    return np.array_equal(bits, recoded_bits)
+
+
+def _encode(encoding: Encoding, stored: Encoding, raw: U8) -> U8:
+    """Convert raw values from one full-precision encoding to another."""
+    with np.errstate(all="ignore"):  # misread bits may be NaN, and overflow
+        return transcode(raw.reshape(1, -1), stored, encoding).raw.reshape(-1)
+
+
+def _make_cause(step: _Reading) -> Explanation:
+    if step.is_swapped:
+        return Explanation(
+            "byte_order",
+            f"its byte order is swapped: the {step.held.size} bytes of each value are "
+            "reversed, as when big-endian values are read as little-endian",
+        )
+    return Explanation(
+        "wrong_dtype", f"its bits are those of {step.meant} values, but were read as {step.held}"
+    )

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT
 from weightctl.families.steps import half_split_order, interleaved_order
-from weightctl.verify.compare.causes.dequantized import exchange_sides
 from weightctl.verify.compare.causes.orders import find_output_order
 from weightctl.verify.compare.explaining import is_likely, is_proven
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import AsFloat32, Plus
 from weightctl.weights.steps.rows import RowOrder, RowRange
+from weightctl.weights.steps.stacked import Joined
 from weightctl.weights.steps.transposed import Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from weightctl.dtype import Encoding
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.weights.derived import ReadableTensor, Step
-    from weightctl.weights.info import TensorInfo
 
     Guess = tuple[Pair, Explanation]
 
@@ -123,9 +119,8 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
                 yield from _apply(pair, RowOrder(rows), cause)
 
 
-def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_transposed(pair: Pair, _pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with the reference transposed."""
-    del pairing
     if len(pair.reference.info.shape) != 2:
         return
     # If the reference is transposed already, transposing the tensor instead is equivalent: a tensor
@@ -133,17 +128,16 @@ def guess_transposed(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if not _is_turned(pair.reference):
         yield from _apply(pair, Transposed(), TRANSPOSED)
     elif not _is_turned(pair.tensor):
-        for turned, cause in _apply(exchange_sides(pair), Transposed(), TRANSPOSED):
-            yield exchange_sides(turned), cause
+        for turned, cause in _apply(pair.exchanged, Transposed(), TRANSPOSED):
+            yield turned.exchanged, cause
 
 
 def _is_turned(tensor: ReadableTensor) -> bool:
     return str(Transposed()) in tensor.origin.steps
 
 
-def guess_norm_offset(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_norm_offset(pair: Pair, _pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair of a norm with 1 subtracted from the reference, and with 1 added to it."""
-    del pairing
     # Norms of each head are matrices.
     is_vector = len(pair.reference.info.shape) == 1 or "norm" in pair.part
     if not is_vector or not pair.module.endswith(".weight"):
@@ -171,12 +165,11 @@ def guess_other_layer(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
             yield from _replace_reference(pair, other, pairing, cause)
 
 
-def guess_shifted(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
+def guess_shifted(pair: Pair, _pairing: Pairing) -> Iterator[Guess]:
     """Yield the pair with the tensor shifted by one row, in either direction.
 
     The first or last row of each side, which has no counterpart, is left out.
     """
-    del pairing
     shape = pair.tensor.info.shape
     if len(shape) != 2 or shape != pair.reference.info.shape or shape[0] < 3:
         return
@@ -231,58 +224,21 @@ def guess_interleaved(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
     if both[0] == both[1] or None in found:
         return
     references = [each.reference for each in found if each is not None]
-    rows = references[0].info.shape[0] if references[0].info.shape else 0
+    try:
+        joined = DerivedTensor(pair.module, Joined(2), references)
+    except ConversionError:
+        return
+    rows = joined.info.shape[0] // 2
     half = slice(rows) if pair.module == both[0] else slice(rows, 2 * rows)
     for order, cause in _list_wrong_orders(rows):
-        try:
-            picked = DerivedTensor(pair.module, _RowsOfBoth(order[half]), references)
-        except ConversionError:
-            return
-        yield pair._replace(reference=picked), cause
+        picked = RowOrder(order[half], rows=2 * rows)
+        yield from _apply(pair._replace(reference=joined), picked, cause)
 
 
 def _list_wrong_orders(rows: int) -> Iterator[tuple[tuple[int, ...], Explanation]]:
     """Yield wrong orders of `rows` gate rows followed by `rows` up rows."""
     yield tuple(each for row in range(rows) for each in (row, rows + row)), _INTERLEAVED
     yield (*range(0, 2 * rows, 2), *range(1, 2 * rows, 2)), _TAKEN_APART
-
-
-class _RowsOfBoth(NamedTuple):
-    """A step that selects rows of two tensors, which are numbered as if concatenated."""
-
-    order: tuple[int, ...]
-
-    def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape of the result, and the encoding of both inputs."""
-        one, other = inputs
-        if one.shape != other.shape or one.encoding != other.encoding or not one.shape:
-            raise ConversionError(f"`{one.name}` and `{other.name}` differ in shape or type")
-        return (len(self.order), *one.shape[1:]), one.encoding
-
-    def read_into(
-        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
-    ) -> None:
-        """Read the selected rows of the range from both tensors."""
-        info = inputs[0].info
-        count = info.shape[0]
-        row = info.nbytes // count
-        first, last = start // row, -(-(start + len(buffer)) // row)
-        wanted = np.asarray(self.order[first:last])
-        picked = np.empty((len(wanted), row), np.uint8)
-        for number, tensor in enumerate(inputs):
-            is_of_it = wanted // count == number
-            places = wanted[is_of_it] % count
-            if places.size:
-                lowest, highest = int(places.min()), int(places.max())
-                near = bytearray((highest - lowest + 1) * row)
-                tensor.read_into(lowest * row, memoryview(near))
-                picked[is_of_it] = np.frombuffer(near, np.uint8).reshape(-1, row)[places - lowest]
-        begin = start - first * row
-        flat = picked.reshape(-1)
-        np.frombuffer(buffer, np.uint8)[:] = flat[begin : begin + len(buffer)]
-
-    def __str__(self) -> str:
-        return "rows of gate and up"
 
 
 _ORDER = Explanation("expert_order", "the experts of the layer are in another order")
@@ -312,10 +268,9 @@ def guess_other_expert(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def find_equivalent_experts(
-    pair: Pair, pairing: Pairing, found: Measured | None
+    pair: Pair, pairing: Pairing, _found: Measured | None
 ) -> Explanation | None:
     """Detect that a layer's experts and its router's rows are in the same new order."""
-    del found
     if pair.layer is None or not (pair.expert is not None or pair.part == "mlp.router.weight"):
         return None
     key = f"layers.{pair.layer}.mlp.experts"
