@@ -80,20 +80,17 @@ FORBIDDEN = {
 # Imports that point up, because `Weights.allocate` returns a graph's Weight. Only type checkers
 # read them.
 UPWARD = {
-    ("weights/protocol.py", "weightctl.graph.weight"),
-    ("weights/tree.py", "weightctl.graph.weight"),
+    ("weights/protocol.py", "weightctl.graph.graph"),
+    ("weights/tree.py", "weightctl.graph.graph"),
     ("weights/allocation.py", "weightctl.graph.graph"),
-    ("weights/allocation.py", "weightctl.graph.weight"),
 }
 
 # Packages without cycles of modules, imports on use and for type checkers included.
 LINEAR = {"storage", "write"}
 # Pairs of modules that import each other on use, because they are two halves of one concept.
 MUTUAL = {
-    # Deferred data creates `WeightData`, which can contain deferred data.
-    ("weightctl.weights.deferred", "weightctl.weights.data"),
     # The operators of a value are operations, which take and return values.
-    ("weightctl.graph.value", "weightctl.graph.ops"),
+    ("weightctl.graph.graph", "weightctl.graph.ops"),
 }
 
 

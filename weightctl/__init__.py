@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from weightctl.families.recognition import recognize
     from weightctl.formats.open.opening import open_weights
     from weightctl.graph import ops
-    from weightctl.graph.graph import Graph
+    from weightctl.graph.graph import Graph, Weight
     from weightctl.graph.types import TensorType
-    from weightctl.graph.weight import Weight
     from weightctl.nn.module import Module
     from weightctl.plan.plan import Plan
     from weightctl.shape import Shape
@@ -73,7 +72,7 @@ _NAMES = {
     "QuantizationEncoding": "weightctl.dtype:QuantizationEncoding",
     "Shape": "weightctl.shape:Shape",
     "TensorType": "weightctl.graph.types:TensorType",
-    "Weight": "weightctl.graph.weight:Weight",
+    "Weight": "weightctl.graph.graph:Weight",
     "WeightData": "weightctl.weights.data:WeightData",
     "WeightctlError": "weightctl.errors:WeightctlError",
     "Checkpoint": "weightctl.weights.tree:Checkpoint",

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from weightctl.engine import LoadedGraph
     from weightctl.graph import Value
     from weightctl.storage.base import FileRange, Reader
-    from weightctl.weights.data import WeightData
+    from weightctl.weights.data import Source, WeightData
     from weightctl.weights.info import Header
-    from weightctl.weights.source import Source
 
     Array = np.ndarray[Any, Any]
 

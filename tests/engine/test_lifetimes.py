@@ -45,7 +45,7 @@ from weightctl.graph import Graph, TensorType, Value, Weight, ops
 from weightctl.graph.ops import OPS
 from weightctl.nn import Linear
 from weightctl.plan.cast import cast
-from weightctl.weights.buffer import FileBuffer
+from weightctl.weights.data import FileBuffer
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:

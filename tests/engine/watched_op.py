@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.rules import Op
-from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ seen: list[tuple[int, int]] = []
 
 
 def watched(x: Value) -> Value:
-    return apply("watched", x)
+    return apply(WATCHED, x)
 
 
 def infer_watched(x: TensorType) -> TensorType:
@@ -43,7 +43,7 @@ WATCHED = Op("watched", infer_watched, lower_watched)
 
 
 def lying(x: Value, result: Any) -> Value:
-    return apply("lying", x, result=result)
+    return apply(LYING, x, result=result)
 
 
 def infer_lying(x: TensorType, *, result: Any) -> TensorType:  # noqa: ARG001  # a promise of another

@@ -271,7 +271,7 @@ OPERATION_FUNCTIONS = '''
 
 def cube(x):
     """Return the third powers of the elements."""
-    return apply("cube", x)
+    return apply(CUBE, x)
 
 
 def infer_cube(x):
@@ -314,7 +314,8 @@ SCHEME_MODULE = '''
 
 from weightctl.schemes import decoding
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 
 
 def infer(candidate):

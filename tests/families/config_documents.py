@@ -12,7 +12,8 @@ from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from weightctl.families.family import Family, Name
+    from weightctl.families.family import Family
+    from weightctl.families.parts import Name
 
 Document = dict[str, Any]
 LLAMA3 = {

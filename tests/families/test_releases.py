@@ -37,7 +37,8 @@ from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from weightctl.families.family import Family, Name, TensorNames
+    from weightctl.families.family import Family
+    from weightctl.families.parts import Name, TensorNames
 
 ROWS = json.loads((Path(__file__).parent / "releases.json").read_text())
 RELEASES = {row["name"]: row for row in ROWS}

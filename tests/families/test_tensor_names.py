@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl import Weights
-    from weightctl.families.family import Family, Name
+    from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
-    from weightctl.families.steps import Change
+    from weightctl.families.parts import Change, Name
     from weightctl.weights.derived import Step
 
 

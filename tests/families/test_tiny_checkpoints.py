@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
-    from weightctl.families.family import TensorNames
     from weightctl.families.keys import Config
+    from weightctl.families.parts import TensorNames
 
 
 def make_zeros(_: object, names: TensorNames, config: Config) -> NDArray[Any]:

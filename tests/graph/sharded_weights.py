@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.graph import ShardingStrategy, Weight
 
 if TYPE_CHECKING:
-    from weightctl.graph.sharding import Strategy
+    from weightctl.graph.graph import Strategy
 
 F32 = DType.float32
 TWO, THREE = (tuple(DeviceRef.GPU(number) for number in range(count)) for count in (2, 3))

@@ -20,7 +20,7 @@ from weightctl.split import Cut, Sharding
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.graph.sharding import Strategy
+    from weightctl.graph.graph import Strategy
 
 
 QKV = {"heads": 4, "kv_heads": 2, "head_dim": 3}

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from each import each
-from weightctl.formats.pickles.machine import Machine, UnsoundPickleError, load
-from weightctl.formats.pickles.opcodes import OPCODES, STOP
+from weightctl.formats.pickles.machine import OPCODES, STOP, Machine, UnsoundPickleError, load
 from weightctl.formats.pickles.records import Blob, Pairs, PickledCall
 from weightctl.formats.pickles.scan import names
 from weightctl.storage.base import HeldRange

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.formats.sharded.record import Shard, SourceShard
     from weightctl.split import Part, Range
+    from weightctl.weights.data import Source
     from weightctl.weights.metadata import MetadataValue
-    from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
     from weightctl.write.journal import Record
 

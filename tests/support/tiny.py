@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.families.family import Family, TensorNames
+    from weightctl.families.family import Family
     from weightctl.families.keys import Config
+    from weightctl.families.parts import TensorNames
 
 _CASES = Path(__file__).parents[1] / "crossing" / "cases"
 # What most configs call their sizes: of these a config gets those that its family has.

@@ -30,7 +30,7 @@ from weightctl.weights.tree import Checkpoint, source_of
 if TYPE_CHECKING:
     from weightctl.adapters.reading import LoraAdapter, LowRank
     from weightctl.families import RecognizedModel
-    from weightctl.families.family import TensorNames
+    from weightctl.families.parts import TensorNames
     from weightctl.weights.derived import ReadableTensor
 
 _MERGE = "merge the adapter into its model with `weightctl merge`, and run the result"

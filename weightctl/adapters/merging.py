@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from weightctl.adapters.reading import AdapterPath, LoraAdapter, LowRank
-    from weightctl.families.family import TensorNames
+    from weightctl.families.parts import TensorNames
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 _NESTED = ".base_layer"
 _EXPERTS = ".experts"

@@ -22,8 +22,8 @@ from weightctl.weights.tree import header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
-    from weightctl.weights.source import Source
     from weightctl.weights.tree import Checkpoint
 
 # PEFT: the words before a name, and the words behind it. `default` is the name of an adapter.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Advance = Callable[[str, float], object]
     from collections.abc import Mapping
 
-    from weightctl.families.family import TensorNames
+    from weightctl.families.parts import TensorNames
 
 _OUTPUT = "output.weight"
 # llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.schemes.adapters import Adapter
-    from weightctl.schemes.matching import Entry, Quantized
+    from weightctl.schemes.matching import Entry
+    from weightctl.schemes.naming import Quantized
     from weightctl.split import Grid
     from weightctl.weights.info import Header, Leaf
     from weightctl.weights.nodes import TreeNode

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.storage.base import Reader
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
 
 # Directories of programs that manage downloads and versions; they are not part of a checkpoint.
 _FOREIGN = {".cache", ".git"}

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.engine.stored import StoredWeight
+    from weightctl.weights.data import Source
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 # The number of missing names for which similar names are suggested, and the number of names that
 # are compared: the comparison is slow.

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import DType
     from weightctl.engine.inputs import Size
-    from weightctl.graph.graph import CutFrom, Graph, GraphNode
+    from weightctl.graph.graph import CutFrom, Graph, GraphNode, Value
     from weightctl.graph.ops.rules import Op
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value
     from weightctl.shape import Dim, Shape
 
 # Where an operand is: in a slot, or in the registry as a weight, which is loaded on use.

@@ -9,8 +9,7 @@ from weightctl.engine.arrays import bytes_of, tensor_of
 from weightctl.graph.ops.lowering import dtype_of
 from weightctl.split import part_shape
 from weightctl.weights.boxes import byte_part, byte_shape
-from weightctl.weights.buffer import FileBuffer
-from weightctl.weights.data import WeightData
+from weightctl.weights.data import FileBuffer, WeightData
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.protocol import Weights
 from weightctl.weights.source import Held
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.split import Part
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
 
 # Reading ahead is not requested for a part in more byte ranges than this.
 _PIECES = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.families import FAMILIES, FamilyLine
 from weightctl.families.family_files import read_family
 from weightctl.families.file_tables import open_table
+from weightctl.families.index import FAMILIES, FamilyLine
 from weightctl.families.towers import TOWERS, TowerLine
 from weightctl.families.towers.tower_files import read_tower
 

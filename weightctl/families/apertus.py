@@ -11,12 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder
-from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
 from weightctl.families.keys import Key, with_keys
 from weightctl.families.kinds import FLAG, Exactly, Real
 from weightctl.families.layers import LayerValues
 from weightctl.families.lines import DECODER, adapt
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.rope import ROPE_FACTORS, standard, with_rope_defaults
 from weightctl.families.rope_factors import LLAMA3_LINES
 from weightctl.text.untyped import is_sequence

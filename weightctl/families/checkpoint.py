@@ -19,8 +19,9 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Family, TensorNames
+    from weightctl.families.family import Family
     from weightctl.families.keys import Config, Fields, NamingConvention
+    from weightctl.families.parts import TensorNames
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 

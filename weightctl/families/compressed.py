@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
-from weightctl.families.family import Name, WeightAxes
 from weightctl.families.fusions import Fusion
 from weightctl.families.lines import line
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.steps import INT32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Extent
     from weightctl.families.keys import NamingConvention
+    from weightctl.families.sharing import Extent
 
 # How many tokens become one compressed key: in layers whose keys also contain the tokens before,
 # and that select keys, and in layers that see all of them.

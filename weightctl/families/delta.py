@@ -25,8 +25,8 @@ from weightctl.families.steps import PLUS_ONE, group_heads, tile_delta_heads
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _LINEAR, _INTERVAL = "linear_attention", 4
 _TYPES, _EVERY = "layer_types", "full_attention_interval"

@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
-from weightctl.families import FAMILIES, recognize
+from weightctl.families import recognize
 from weightctl.families.added import with_families
 from weightctl.families.common_keys import HARMLESS, REFUSED, USED
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE
-from weightctl.families.index import TABLES
+from weightctl.families.index import FAMILIES, TABLES
 from weightctl.families.lines import LINES
 from weightctl.families.nearest import find_nearest
 from weightctl.schemes.buffers import is_buffer
@@ -30,7 +30,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.families.family import Family, Name
+    from weightctl.families.family import Family
+    from weightctl.families.parts import Name
     from weightctl.weights.tree import Checkpoint
 
 _LAYER, _MASK, _EXPERT = "model.layers.N.", "N", "{expert}"

@@ -19,8 +19,8 @@ from weightctl.families.lines import line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _PARTS = ("gate", "up", "down")

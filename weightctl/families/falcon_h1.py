@@ -27,8 +27,8 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _LAYER = "model.layers.{}."
 _UNBIASED = "llama.cpp's converter does not multiply biases by the factors of the model"

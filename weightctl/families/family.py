@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
+from weightctl.families.parts import TensorNames, at_layer
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -18,177 +19,66 @@ if TYPE_CHECKING:
 
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
-    from weightctl.families.mtp import MtpForm
-    from weightctl.families.steps import Change
+    from weightctl.families.parts import Name
     from weightctl.weights.metadata import MetadataValue
 
-_NUMBER, _EXPERT = "{}", "{expert}"
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
 # The config field that states that the output is the embedding, without a weight of its own.
 _TIED = "tied"
+_LAYER, _HF_LAYER = "layers.{}.", "model.layers.{}."
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 # How tensors that are computed from the config are described to users.
 OF_CONFIG = "of the config"
 
-# What the elements along an axis of a weight are: an extent that `families/parts.py` defines, or
-# the name of the config field with the number of elements.
-Extent: TypeAlias = str
-
-
-class WeightAxes(NamedTuple):
-    """What the elements along the two axes of a weight are, as our modules store it.
-
-    `outputs` are the extents along the rows, one after the other (queries, keys and values of a
-    fused projection), and `inputs` those along the columns. A vector has no `inputs`. `all_layers`
-    states that the part is not in a layer, but that every layer needs it: each pipeline stage gets
-    a copy. `kernel` has the extents of further axes, those of the kernel of a convolution.
-    """
-
-    outputs: tuple[Extent, ...]
-    inputs: tuple[Extent, ...] = ()
-    all_layers: bool = False
-    kernel: tuple[Extent, ...] = ()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
-    """A part of a model, in each layer or once: what its tensors are called, and what they contain.
+class MtpForm:
+    """How a family stores its layers for MTP.
 
-    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the names, `{}`
-    is the layer number and `{expert}` the number of an expert. If the name in a naming convention
-    lacks `{expert}`, that convention stores all experts of a layer in one tensor, along a new first
-    dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
-
-    - `module`: the name in our modules, for example `layers.{}.attention.q`.
-    - `gguf`, `hugging_face`: the names in the naming conventions, without `.weight`. None if the
-      convention does not store the tensor on its own: a `Fusion` of the family may contain it, or
-      `made` may compute it.
-    - `axes`: what the elements along the axes of the weight are. The shape and the shards follow
-      from it.
-    - `bias`: whether there is a bias, or the name of the config field that states it.
-    - `when`: the config fields that must all be true for the part to exist. A field may have a
-      value per layer.
-    - `unless`: the config field that must be false for the part to exist. With `tied`, a checkpoint
-      may still store the tensor, as a copy of the embedding.
-    - `change`: how the values or their order differ between the naming conventions.
-    - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
-      is. GGUF does so for all vectors.
-    - `first`: the config field that is subtracted from the layer numbers in names, or empty.
-    - `made`: a function that returns the tensor's values, float32, from a config whose naming
-      convention has them as config keys, or None. A part of layers has a row per layer.
-    - `add_fields`: the opposite: a function that adds the fields that the tensor's values define.
-    - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
-    - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
-    - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
-    - `counted`: whether Hugging Face's names only count the layers that have the part.
-    - `count`: the config field with the number of what `{expert}` numbers.
+    - `prefix`: what their names begin with in Hugging Face's convention, where these layers have
+      numbers of their own; empty if they have the numbers after those of the other layers.
+    - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
+    - `changed`: the fields of lines that differ from those of other layers, by the part of the
+      layer; with a name in Hugging Face's convention if it does not follow from `prefix`.
+    - `values`: the values that fields with a value for each layer have in these layers; without
+      one, that of the last layer.
+    - `unstated`: the fields whose GGUF keys have no values for these layers.
+    - `fused`: the parts of these layers that GGUF stores in a fused tensor.
+    - `in_gguf`: whether llama.cpp has a place for these layers.
     """
 
-    module: str
-    gguf: str | None
-    hugging_face: str | None
-    axes: WeightAxes
-    bias: bool | str = False
-    when: tuple[str, ...] = ()
-    unless: str | None = None
-    change: Change | None = None
-    is_float32: bool = False
-    first: str = ""
-    made: Callable[[Any], NDArray[np.float32] | None] | None = None
-    add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
-    ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
-    restarts: bool = False
-    counted: bool = False
-    unread: bool = False
-    count: str = "experts"
+    prefix: str = ""
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
+    values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
+    unstated: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
+    in_gguf: bool = True
 
-    @property
-    def is_of_experts(self) -> bool:
-        """Whether each expert of a layer has the part."""
-        return _EXPERT in self.module
+    def adapt(self, line: Name) -> Name:
+        """Return a line of the family's layers with the names that it has in a layer for MTP."""
+        part, name = line.module.removeprefix(_LAYER), line.hugging_face
+        if part in self.fused or not self.in_gguf:
+            line = replace(line, gguf=None)
+        if part in self.changed:
+            return replace(line, restarts=True, **self.changed[part])
+        if self.prefix and name is None:  # a fused tensor has it
+            return replace(line, restarts=True)
+        if not self.prefix or name is None or not name.startswith(_HF_LAYER):
+            return line
+        rest = self.renamed.get(part, name.removeprefix(_HF_LAYER))
+        return replace(line, hugging_face=self.prefix + rest, restarts=True)
 
-    @property
-    def is_of_layers(self) -> bool:
-        """Whether each layer has the part."""
-        return _NUMBER in self.module
+    def adapt_fusion(self, fusion: Fusion) -> Fusion:
+        """Return a fusion of the family's layers with the name that it has in a layer for MTP."""
+        if not self.prefix or not fusion.name.startswith(_HF_LAYER):
+            return fusion
+        return replace(fusion, name=self.prefix + fusion.name.removeprefix(_HF_LAYER))
 
-    def is_in(self, config: Config, layer: int = 0) -> bool:
-        """Whether a model with this config has the part, in the given layer if layers have it."""
-        wanted = all(at_layer(config, field, layer) for field in self.when)
-        return bool(wanted and not (self.unless and at_layer(config, self.unless, layer)))
-
-    def kinds(self, config: Config) -> tuple[str, ...]:
-        """Return which tensors the part has in a model with this config."""
-        has_bias = getattr(config, self.bias) if isinstance(self.bias, str) else self.bias
-        return ("weight", "bias") if has_bias else ("weight",)
-
-    def template(self, convention: NamingConvention) -> str | None:
-        """Return the part's name in a naming convention, None if it is not stored on its own."""
-        return self.gguf if convention == "gguf" else self.hugging_face
-
-    def tensor(
-        self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
-    ) -> str | None:
-        """Return the name of one of the part's tensors, None if the convention does not have it."""
-        template = self.tensor_template(convention, kind)
-        return None if template is None else template.format(layer, expert=expert)
-
-    def tensor_template(self, convention: NamingConvention, kind: str) -> str | None:
-        """Return the name of a tensor of the part, without the numbers filled in."""
-        template = self.template(convention)
-        if template is None:
-            return None
-        end = self.ends.get(convention) if kind == "weight" else None
-        return template + (f".{kind}" if end is None else end)
-
-
-def at_layer(config: Any, field: str, layer: int) -> Any:
-    """Return the value of a config field for a layer; the field may have a value per layer."""
-    value = getattr(config, field)
-    return cast("Sequence[Any]", value)[layer] if type(value) is tuple else value
-
-
-class TensorNames(NamedTuple):
-    """A tensor of a model: its names in our modules and in both naming conventions, and its line.
-
-    `layer` and `expert` are 0 for tensors outside of layers and experts. If checkpoints of a naming
-    convention store the tensor in a fused one, the name is that of the fused tensor, and `fusions`
-    has the `Fusion`.
-    """
-
-    module: str
-    gguf: str | None
-    hugging_face: str | None
-    line: Name
-    kind: str = "weight"
-    layer: int = 0
-    expert: int = 0
-    fusions: Mapping[NamingConvention, Fusion] = _NOTHING
-
-    def name(self, convention: NamingConvention) -> str | None:
-        """Return the name in a naming convention, None if that does not have the tensor."""
-        return self.gguf if convention == "gguf" else self.hugging_face
-
-    def is_stacked(self, convention: NamingConvention) -> bool:
-        """Whether a naming convention stores all experts of the layer in one tensor."""
-        if not self.line.is_of_experts:
-            return False
-        if convention in self.fusions:
-            return self.fusions[convention].of_experts
-        template = self.line.template(convention)
-        return template is not None and _EXPERT not in template
-
-    @property
-    def change(self) -> Change | None:
-        """How the tensor differs between the naming conventions; None if it is the same in both."""
-        change = self.line.change
-        is_bias = self.kind == "bias"
-        return None if change is None or (is_bias and not change.is_of_rows) else change
-
-    @property
-    def is_float32(self) -> bool:
-        """Whether GGUF stores the tensor in float32 whatever the type of the other tensors is."""
-        return self.line.is_float32 or self.kind == "bias"
+    def value(self, name: str, values: tuple[Any, ...], known: Fields) -> Any:
+        """Return the value of a field in these layers; `values` are those of the other layers."""
+        usual = self.values.get(name, values[-1])
+        return usual(known) if callable(usual) else usual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from weightctl.families.experts import (
     expert_keys,
     expert_lines,
 )
-from weightctl.families.family import Family, Name
+from weightctl.families.family import Family, MtpForm
 from weightctl.families.file_rows import (
     check_fields,
     join_groups,
@@ -39,7 +39,7 @@ from weightctl.families.groups import (
 )
 from weightctl.families.keys import with_keys
 from weightctl.families.lines import adapt
-from weightctl.families.mtp import MTP_LINES, MtpForm, mtp_keys, with_mtp_lines
+from weightctl.families.mtp import MTP_LINES, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
 from weightctl.system.registry import load
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from weightctl.families.keys import Key
+    from weightctl.families.parts import Name
     from weightctl.weights.metadata import MetadataValue
 
 _LAYER = "layers.{}."

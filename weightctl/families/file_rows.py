@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weightctl.families.family import ModelType, WeightAxes
+from weightctl.families.family import ModelType
 from weightctl.families.file_tables import FileTable, read_map
 from weightctl.families.fusions import Fusion
 from weightctl.families.groups import KEY_GROUPS, KINDS, MADE, ORDERS, STEPS
@@ -33,6 +33,7 @@ from weightctl.families.kinds import (
 )
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
 from weightctl.families.lines import LINES
+from weightctl.families.parts import WeightAxes
 from weightctl.families.rope import with_older_names, with_rope_defaults
 from weightctl.families.steps import in_turn
 from weightctl.system.registry import load

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decoder
-from weightctl.families.family import Family, ModelType, at_layer
+from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import LOCAL, IsAbsent, Key, with_keys
 from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, OrNone, Real
 from weightctl.families.layers import FLAGS, WORDS, LayerValues, every_but
 from weightctl.families.lines import DECODER, adapt
 from weightctl.families.multimodal import take_text
+from weightctl.families.parts import at_layer
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     SHARING_KEYS,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES
 from weightctl.families.experts import stacked_gate_up
-from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import (
     GLOBAL,
@@ -40,6 +40,7 @@ from weightctl.families.kinds import (
 from weightctl.families.layers import FLAGS, ONES, WORDS, LayerChoice, mark_windowed_layers
 from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.multimodal import take_text
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     MODEL_INPUT_LINES,

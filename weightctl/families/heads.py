@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.family import Name, WeightAxes
 from weightctl.families.keys import Key, RowCount
 from weightctl.families.kinds import WholeNumber, show_value
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:

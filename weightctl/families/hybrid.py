@@ -18,8 +18,8 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _LAYER = "layers.{}."
 # Not every layer has the tensors in which biases of attention are seen.

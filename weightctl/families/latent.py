@@ -24,8 +24,8 @@ from weightctl.families.steps import group_heads, turn_heads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields, NamingConvention
+    from weightctl.families.parts import Name
 
 _PARTS = ("layers.{}.attention.k_b", "layers.{}.attention.v_b")
 

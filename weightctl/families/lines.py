@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Name, WeightAxes
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.steps import (
     AS_COLUMN,
     MINUS_EXP,
@@ -25,7 +25,7 @@ from weightctl.families.steps import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Extent
+    from weightctl.families.sharing import Extent
 
 _LAYER = "layers.{}."
 _HIDDEN: tuple[Extent, ...] = ("hidden",)

@@ -20,9 +20,10 @@ from weightctl.weights.tree import header_of, info_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.families.family import Family, Name, TensorNames
+    from weightctl.families.family import Family
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config, NamingConvention
+    from weightctl.families.parts import Name, TensorNames
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.tree import Checkpoint
 

@@ -24,13 +24,13 @@ from weightctl.families.experts import (
     expert_keys,
     expert_lines,
 )
-from weightctl.families.family import Family, ModelType
+from weightctl.families.family import Family, ModelType, MtpForm
 from weightctl.families.fusions import Fusion, qkv_form
 from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
 from weightctl.families.layers import ONES, WORDS, LayerChoice, Layered
 from weightctl.families.lines import DECODER, adapt
-from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
+from weightctl.families.mtp import mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.rope import (
     PARTIAL_ROPE,
     find_rotary_size,

@@ -17,9 +17,10 @@ from weightctl.errors import ArchitectureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.families.family import Family, TensorNames
+    from weightctl.families.family import Family
     from weightctl.families.fusions import Fusion
     from weightctl.families.keys import Config
+    from weightctl.families.parts import TensorNames
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header, TensorInfo
 

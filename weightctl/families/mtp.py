@@ -9,22 +9,22 @@ Names: the published checkpoints of DeepSeek-V3, GLM-4.5, K-EXAONE and MiMo-V2, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Name, WeightAxes
 from weightctl.families.keys import REQUIRED, Key
 from weightctl.families.kinds import WholeNumber
 from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.family import Family, TensorNames
-    from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config, Default, Fields, NamingConvention
+    from weightctl.families.family import Family
+    from weightctl.families.keys import Config, Fields, NamingConvention
+    from weightctl.families.parts import TensorNames
 
 # The config field with the number of layers for MTP.
 _COUNT = "mtp_layers"
@@ -32,56 +32,6 @@ _LAYER, _HF_LAYER = "layers.{}.", "model.layers.{}."
 _IN_MTP = "in_mtp"
 # The fields with several values that are not those of layers, even if there are as many layers.
 _NOT_OF_LAYERS = frozenset({"attention_scales", "mlp_scales", "ssm_scales"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtpForm:
-    """How a family stores its layers for MTP.
-
-    - `prefix`: what their names begin with in Hugging Face's convention, where these layers have
-      numbers of their own; empty if they have the numbers after those of the other layers.
-    - `renamed`: the rest of names there that differ from other layers, by the part of the layer.
-    - `changed`: the fields of lines that differ from those of other layers, by the part of the
-      layer; with a name in Hugging Face's convention if it does not follow from `prefix`.
-    - `values`: the values that fields with a value for each layer have in these layers; without
-      one, that of the last layer.
-    - `unstated`: the fields whose GGUF keys have no values for these layers.
-    - `fused`: the parts of these layers that GGUF stores in a fused tensor.
-    - `in_gguf`: whether llama.cpp has a place for these layers.
-    """
-
-    prefix: str = ""
-    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, "Mapping[str, Any]"])
-    values: Mapping[str, Default] = field(default_factory=dict[str, "Default"])
-    unstated: tuple[str, ...] = ()
-    fused: tuple[str, ...] = ()
-    in_gguf: bool = True
-
-    def adapt(self, line: Name) -> Name:
-        """Return a line of the family's layers with the names that it has in a layer for MTP."""
-        part, name = line.module.removeprefix(_LAYER), line.hugging_face
-        if part in self.fused or not self.in_gguf:
-            line = replace(line, gguf=None)
-        if part in self.changed:
-            return replace(line, restarts=True, **self.changed[part])
-        if self.prefix and name is None:  # a fused tensor has it
-            return replace(line, restarts=True)
-        if not self.prefix or name is None or not name.startswith(_HF_LAYER):
-            return line
-        rest = self.renamed.get(part, name.removeprefix(_HF_LAYER))
-        return replace(line, hugging_face=self.prefix + rest, restarts=True)
-
-    def adapt_fusion(self, fusion: Fusion) -> Fusion:
-        """Return a fusion of the family's layers with the name that it has in a layer for MTP."""
-        if not self.prefix or not fusion.name.startswith(_HF_LAYER):
-            return fusion
-        return replace(fusion, name=self.prefix + fusion.name.removeprefix(_HF_LAYER))
-
-    def value(self, name: str, values: tuple[Any, ...], known: Fields) -> Any:
-        """Return the value of a field in these layers; `values` are those of the other layers."""
-        usual = self.values.get(name, values[-1])
-        return usual(known) if callable(usual) else usual
 
 
 def mtp_line(part: str, gguf: str, hugging_face: str, *, when: str = "", **more: Any) -> Name:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families import FAMILIES
 from weightctl.families.common_keys import HARMLESS, REFUSED
+from weightctl.families.index import FAMILIES
 from weightctl.families.model import ARCHITECTURE
 from weightctl.schemes.buffers import is_buffer
 from weightctl.text.folding import mask_numbers
@@ -14,8 +14,9 @@ from weightctl.text.wording import join_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from weightctl.families.family import Family, Name
+    from weightctl.families.family import Family
     from weightctl.families.keys import NamingConvention
+    from weightctl.families.parts import Name
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 

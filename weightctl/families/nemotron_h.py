@@ -23,8 +23,8 @@ from weightctl.text.untyped import is_list, is_sequence
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _STATES, ATTENTION, _MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 # Letters of a pattern, and words of transformers before version 5.

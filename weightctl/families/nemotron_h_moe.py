@@ -21,11 +21,11 @@ from weightctl.families.experts import (
     expert_keys,
     expert_lines,
 )
-from weightctl.families.family import ModelType, WeightAxes
+from weightctl.families.family import ModelType, MtpForm
 from weightctl.families.keys import REQUIRED, Key, same
 from weightctl.families.kinds import SIZE, Exactly, OrNone
 from weightctl.families.lines import adapt
-from weightctl.families.mtp import MtpForm, mtp_keys, mtp_line, with_mtp_lines
+from weightctl.families.mtp import mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.nemotron_h import (
     ATTENTION,
     DEFAULTS,
@@ -41,12 +41,13 @@ from weightctl.families.nemotron_h import (
     standard,
 )
 from weightctl.families.nemotron_h import FAMILY as NEMOTRON_H
+from weightctl.families.parts import WeightAxes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _COUNT = "num_nextn_predict_layers"
 _LAYER = "backbone.layers.{}."

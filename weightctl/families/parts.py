@@ -2,17 +2,232 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from weightctl.families.family import at_layer
+from weightctl.families.keys import NamingConvention
 from weightctl.families.sharing import OF_BLOCKS, OF_HEADS, OF_STATES, list_runs
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.family import Extent, Name, TensorNames, WeightAxes
-    from weightctl.families.keys import Config
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weightctl.families.fusions import Fusion
+    from weightctl.families.keys import Config, Fields
+    from weightctl.families.sharing import Extent
+    from weightctl.weights.derived import Step
+
+# A naming convention, or `module` for a form of our modules that neither of them has.
+Form: TypeAlias = NamingConvention | Literal["module"]
+
+_NUMBER, _EXPERT = "{}", "{expert}"
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class WeightAxes(NamedTuple):
+    """What the elements along the two axes of a weight are, as our modules store it.
+
+    `outputs` are the extents along the rows, one after the other (queries, keys and values of a
+    fused projection), and `inputs` those along the columns. A vector has no `inputs`. `all_layers`
+    states that the part is not in a layer, but that every layer needs it: each pipeline stage gets
+    a copy. `kernel` has the extents of further axes, those of the kernel of a convolution.
+    """
+
+    outputs: tuple[Extent, ...]
+    inputs: tuple[Extent, ...] = ()
+    all_layers: bool = False
+    kernel: tuple[Extent, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """How a tensor differs between the naming conventions.
+
+    - `to_gguf`, `to_hugging_face`: return the step from the tensor of the other convention, for the
+      config of a model; None if the tensors are equal.
+    - `runs_as`: the form that our modules compute with; None if they compute with both.
+    - `is_of_rows`: whether only whole rows are reordered, so that the change also applies to biases
+      and blocks.
+    - `stated`: a field of the config that states which form its tensors have, with its value in
+      Hugging Face's convention and in GGUF's.
+    - `order`: returns the order of rows or columns, if it moves what ranks divide: for each of the
+      convention that our modules do not compute with, its number in the model.
+    - `is_turned`: whether Hugging Face stores matrices as (inputs, outputs).
+    - `gguf_extents`: what the elements along GGUF's first axis are, if it is another axis than that
+      of our modules.
+    - `has_sizes_of_config`: whether Hugging Face's shape is that of the config, because GGUF files
+      may have dimensions of 1 before the others, which mean nothing to ggml.
+    - `axes`: for the form `module`, where dimensions of 1 are inserted into the shape of our
+      modules. The two steps then change the values only.
+    - `at`: returns the change in a layer, if layers differ.
+    """
+
+    to_gguf: Callable[[Any], Step | None]
+    to_hugging_face: Callable[[Any], Step | None]
+    runs_as: Form | None = "hugging_face"
+    is_of_rows: bool = False
+    stated: tuple[str, Any, Any] | None = None
+    order: Callable[[Any], Sequence[int]] | None = None
+    is_turned: bool = False
+    gguf_extents: tuple[Extent, ...] = ()
+    has_sizes_of_config: bool = False
+    axes: Mapping[NamingConvention, tuple[int, ...]] | None = None
+    at: Callable[[int], Change] | None = None
+
+    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
+        """Return the fields of a config that state which form its tensors have."""
+        if self.stated is None:
+            return {}
+        name, hugging_face, gguf = self.stated
+        return {name: gguf if convention == "gguf" else hugging_face}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """A part of a model, in each layer or once: what its tensors are called, and what they contain.
+
+    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the names, `{}`
+    is the layer number and `{expert}` the number of an expert. If the name in a naming convention
+    lacks `{expert}`, that convention stores all experts of a layer in one tensor, along a new first
+    dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
+
+    - `module`: the name in our modules, for example `layers.{}.attention.q`.
+    - `gguf`, `hugging_face`: the names in the naming conventions, without `.weight`. None if the
+      convention does not store the tensor on its own: a `Fusion` of the family may contain it, or
+      `made` may compute it.
+    - `axes`: what the elements along the axes of the weight are. The shape and the shards follow
+      from it.
+    - `bias`: whether there is a bias, or the name of the config field that states it.
+    - `when`: the config fields that must all be true for the part to exist. A field may have a
+      value per layer.
+    - `unless`: the config field that must be false for the part to exist. With `tied`, a checkpoint
+      may still store the tensor, as a copy of the embedding.
+    - `change`: how the values or their order differ between the naming conventions.
+    - `is_float32`: whether GGUF stores the weight in float32 whatever the type of the other tensors
+      is. GGUF does so for all vectors.
+    - `first`: the config field that is subtracted from the layer numbers in names, or empty.
+    - `made`: a function that returns the tensor's values, float32, from a config whose naming
+      convention has them as config keys, or None. A part of layers has a row per layer.
+    - `add_fields`: the opposite: a function that adds the fields that the tensor's values define.
+    - `unread`: whether nothing reads the tensor, though llama.cpp needs it.
+    - `ends`: the ending of the weight's name, by naming convention, where it is not `.weight`.
+    - `restarts`: whether Hugging Face's names of layers for MTP have numbers from 0.
+    - `counted`: whether Hugging Face's names only count the layers that have the part.
+    - `count`: the config field with the number of what `{expert}` numbers.
+    """
+
+    module: str
+    gguf: str | None
+    hugging_face: str | None
+    axes: WeightAxes
+    bias: bool | str = False
+    when: tuple[str, ...] = ()
+    unless: str | None = None
+    change: Change | None = None
+    is_float32: bool = False
+    first: str = ""
+    made: Callable[[Any], NDArray[np.float32] | None] | None = None
+    add_fields: Callable[[Fields, NDArray[np.float32]], Fields] | None = None
+    ends: Mapping[NamingConvention, str] = field(default_factory=dict["NamingConvention", str])
+    restarts: bool = False
+    counted: bool = False
+    unread: bool = False
+    count: str = "experts"
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether each expert of a layer has the part."""
+        return _EXPERT in self.module
+
+    @property
+    def is_of_layers(self) -> bool:
+        """Whether each layer has the part."""
+        return _NUMBER in self.module
+
+    def is_in(self, config: Config, layer: int = 0) -> bool:
+        """Whether a model with this config has the part, in the given layer if layers have it."""
+        wanted = all(at_layer(config, field, layer) for field in self.when)
+        return bool(wanted and not (self.unless and at_layer(config, self.unless, layer)))
+
+    def kinds(self, config: Config) -> tuple[str, ...]:
+        """Return which tensors the part has in a model with this config."""
+        has_bias = getattr(config, self.bias) if isinstance(self.bias, str) else self.bias
+        return ("weight", "bias") if has_bias else ("weight",)
+
+    def template(self, convention: NamingConvention) -> str | None:
+        """Return the part's name in a naming convention, None if it is not stored on its own."""
+        return self.gguf if convention == "gguf" else self.hugging_face
+
+    def tensor(
+        self, convention: NamingConvention, kind: str, layer: int | str, expert: int | str = 0
+    ) -> str | None:
+        """Return the name of one of the part's tensors, None if the convention does not have it."""
+        template = self.tensor_template(convention, kind)
+        return None if template is None else template.format(layer, expert=expert)
+
+    def tensor_template(self, convention: NamingConvention, kind: str) -> str | None:
+        """Return the name of a tensor of the part, without the numbers filled in."""
+        template = self.template(convention)
+        if template is None:
+            return None
+        end = self.ends.get(convention) if kind == "weight" else None
+        return template + (f".{kind}" if end is None else end)
+
+
+def at_layer(config: Any, field: str, layer: int) -> Any:
+    """Return the value of a config field for a layer; the field may have a value per layer."""
+    value = getattr(config, field)
+    return cast("Sequence[Any]", value)[layer] if type(value) is tuple else value
+
+
+class TensorNames(NamedTuple):
+    """A tensor of a model: its names in our modules and in both naming conventions, and its line.
+
+    `layer` and `expert` are 0 for tensors outside of layers and experts. If checkpoints of a naming
+    convention store the tensor in a fused one, the name is that of the fused tensor, and `fusions`
+    has the `Fusion`.
+    """
+
+    module: str
+    gguf: str | None
+    hugging_face: str | None
+    line: Name
+    kind: str = "weight"
+    layer: int = 0
+    expert: int = 0
+    fusions: Mapping[NamingConvention, Fusion] = _NOTHING
+
+    def name(self, convention: NamingConvention) -> str | None:
+        """Return the name in a naming convention, None if that does not have the tensor."""
+        return self.gguf if convention == "gguf" else self.hugging_face
+
+    def is_stacked(self, convention: NamingConvention) -> bool:
+        """Whether a naming convention stores all experts of the layer in one tensor."""
+        if not self.line.is_of_experts:
+            return False
+        if convention in self.fusions:
+            return self.fusions[convention].of_experts
+        template = self.line.template(convention)
+        return template is not None and _EXPERT not in template
+
+    @property
+    def change(self) -> Change | None:
+        """How the tensor differs between the naming conventions; None if it is the same in both."""
+        change = self.line.change
+        is_bias = self.kind == "bias"
+        return None if change is None or (is_bias and not change.is_of_rows) else change
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether GGUF stores the tensor in float32 whatever the type of the other tensors is."""
+        return self.line.is_float32 or self.kind == "bias"
+
+
+# How ranks divide the parts.
 
 # How messages call the heads of a gated delta net, of which several share a key head.
 DELTA_HEADS = ("value head", "key head")

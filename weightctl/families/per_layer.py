@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig, LayerFlag
-from weightctl.families.family import Name, WeightAxes, at_layer
 from weightctl.families.keys import Key, RowCount
 from weightctl.families.kinds import LAYERS, SIZE, WholeNumber
 from weightctl.families.layers import ONES
+from weightctl.families.parts import Name, WeightAxes, at_layer
 
 if TYPE_CHECKING:
-    from weightctl.families.family import TensorNames
     from weightctl.families.keys import Config, Fields
+    from weightctl.families.parts import TensorNames
 
 _LAYER, _INPUT = "layers.{}.", ("layer_input",)
 _OF_KEYS = ("attention.k", "attention.v", "attention.k_norm")

@@ -20,8 +20,8 @@ from weightctl.families.steps import MINUS_EXP, PLUS_ONE, plus
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from weightctl.families.family import Name
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Name
 
 _LAYER = "model.layers.layers.{}."
 _MIXER = f"{_LAYER}mixer."

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ArchitectureError, UnknownArchitectureError
-from weightctl.families import FAMILIES
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.index import FAMILIES
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
@@ -20,9 +20,9 @@ from weightctl.weights.tree import Checkpoint, header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from weightctl.families import FamilyLine
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
+    from weightctl.families.index import FamilyLine
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.metadata import MetadataValue
 

@@ -39,13 +39,14 @@ from weightctl.families.rope import (
     with_default_rope,
 )
 from weightctl.families.state_space import check_heads_of_states, without_auto
-from weightctl.families.steps import Change, alternate, group_heads, scaled_queries
+from weightctl.families.steps import alternate, group_heads, scaled_queries
 from weightctl.text.untyped import is_list, is_object, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families.keys import Fields
+    from weightctl.families.parts import Change
     from weightctl.weights.metadata import MetadataValue
 
 # AFMoE

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder
-from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, quotient, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.steps import TURNED, extra_axes, halved_by_layer, turned_each
 

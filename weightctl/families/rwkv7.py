@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder
-from weightctl.families.family import Family, ModelType, Name, WeightAxes, at_layer
+from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.keys import Key, quotient, same, with_keys
 from weightctl.families.kinds import HEADS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
+from weightctl.families.parts import Name, WeightAxes, at_layer
 from weightctl.families.rope import ROPE_KEYS
 from weightctl.text.untyped import is_list
 

@@ -10,8 +10,11 @@ from weightctl.split import head_ranges, unit_ranges
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.families.family import Extent
     from weightctl.split import Heads, Range
+
+# What the elements along an axis of a weight are: an extent that `families/parts.py` defines, or
+# the name of the config field with the number of elements.
+Extent: TypeAlias = str
 
 # The extents that are divided in whole heads: by query heads, and by KV heads. The values of a KV
 # head may have another size than its keys.

@@ -9,12 +9,11 @@ parts.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightctl.families.keys import NamingConvention
-from weightctl.families.parts import shape_of
+from weightctl.families.parts import Change, Form, shape_of
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.integers import AsIntegers
 from weightctl.weights.steps.numbers import (
@@ -41,60 +40,13 @@ from weightctl.weights.steps.rows import FirstRowAfter, RowOrder, RowRange, Rows
 from weightctl.weights.steps.transposed import ColumnOrder, Transposed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from weightctl.families.family import Extent, TensorNames
-    from weightctl.families.keys import Config, Fields
+    from weightctl.families.keys import Config, Fields, NamingConvention
+    from weightctl.families.parts import TensorNames
     from weightctl.weights.derived import ReadableTensor, Step
 
-    _ToStep: TypeAlias = Callable[[Any], Step | None]
     _ToOrder: TypeAlias = Callable[[Any], Sequence[int]]
-
-# A naming convention, or `module` for a form of our modules that neither of them has.
-Form: TypeAlias = NamingConvention | Literal["module"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """How a tensor differs between the naming conventions.
-
-    - `to_gguf`, `to_hugging_face`: return the step from the tensor of the other convention, for the
-      config of a model; None if the tensors are equal.
-    - `runs_as`: the form that our modules compute with; None if they compute with both.
-    - `is_of_rows`: whether only whole rows are reordered, so that the change also applies to biases
-      and blocks.
-    - `stated`: a field of the config that states which form its tensors have, with its value in
-      Hugging Face's convention and in GGUF's.
-    - `order`: returns the order of rows or columns, if it moves what ranks divide: for each of the
-      convention that our modules do not compute with, its number in the model.
-    - `is_turned`: whether Hugging Face stores matrices as (inputs, outputs).
-    - `gguf_extents`: what the elements along GGUF's first axis are, if it is another axis than that
-      of our modules.
-    - `has_sizes_of_config`: whether Hugging Face's shape is that of the config, because GGUF files
-      may have dimensions of 1 before the others, which mean nothing to ggml.
-    - `axes`: for the form `module`, where dimensions of 1 are inserted into the shape of our
-      modules. The two steps then change the values only.
-    - `at`: returns the change in a layer, if layers differ.
-    """
-
-    to_gguf: _ToStep
-    to_hugging_face: _ToStep
-    runs_as: Form | None = "hugging_face"
-    is_of_rows: bool = False
-    stated: tuple[str, Any, Any] | None = None
-    order: _ToOrder | None = None
-    is_turned: bool = False
-    gguf_extents: tuple[Extent, ...] = ()
-    has_sizes_of_config: bool = False
-    axes: Mapping[NamingConvention, tuple[int, ...]] | None = None
-    at: Callable[[int], Change] | None = None
-
-    def fields(self, convention: NamingConvention) -> Mapping[str, Any]:
-        """Return the fields of a config that state which form its tensors have."""
-        if self.stated is None:
-            return {}
-        name, hugging_face, gguf = self.stated
-        return {name: gguf if convention == "gguf" else hugging_face}
 
 
 # Orders: for each row of a new tensor, its number in the old one (`new = old[order]`).

@@ -17,10 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder_keys import SIZES, rename_keys
-from weightctl.families.family import Family, ModelType, Name, WeightAxes
+from weightctl.families.family import Family, ModelType
 from weightctl.families.keys import IsAbsent, Key, PresentAs, same, with_keys
 from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.lines import layer_lines, line
+from weightctl.families.parts import Name, WeightAxes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, QuantizationEncoding
     from weightctl.graph import ops
-    from weightctl.graph.graph import Graph, GraphNode
+    from weightctl.graph.graph import Graph, GraphNode, TensorValue, Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.graph.types import TensorType, Type
-    from weightctl.graph.value import TensorValue, Value
-    from weightctl.graph.weight import Weight
     from weightctl.shape import Dim, Shape
     from weightctl.weights.data import WeightData
     from weightctl.weights.protocol import Weights
@@ -51,10 +49,10 @@ _NAMES = {
     "Shape": "weightctl.shape:Shape",
     "ShardingStrategy": "weightctl.graph.sharding:ShardingStrategy",
     "TensorType": "weightctl.graph.types:TensorType",
-    "TensorValue": "weightctl.graph.value:TensorValue",
+    "TensorValue": "weightctl.graph.graph:TensorValue",
     "Type": "weightctl.graph.types:Type",
-    "Value": "weightctl.graph.value:Value",
-    "Weight": "weightctl.graph.weight:Weight",
+    "Value": "weightctl.graph.graph:Value",
+    "Weight": "weightctl.graph.graph:Weight",
     "WeightData": "weightctl.weights.data:WeightData",
     "Weights": "weightctl.weights.protocol:Weights",
     "ops": "weightctl.graph.ops",

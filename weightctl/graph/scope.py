@@ -1,4 +1,4 @@
-"""The graph that is being built, the current layer, and errors that name the layer."""
+"""The layer that is being called, and errors that name it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,11 @@ from weightctl.graph.types import TensorType
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
-    from weightctl.graph.graph import Graph
-
-# The graphs whose `with` is open, outermost first.
-graphs: ContextVar[tuple[Graph, ...]] = ContextVar("graphs", default=())
-
 # A function that returns the path of the layer being called, such as `layers.3.mlp.down`.
 module_path: ContextVar[Callable[[], str] | None] = ContextVar("module_path", default=None)
 
 # Whether an outer `refusing` will describe the error.
 _is_refusing: ContextVar[bool] = ContextVar("is_refusing", default=False)
-
-
-def current_graph() -> Graph:
-    """Return the graph of the innermost open `with`; raises `GraphError` if none is open."""
-    found = graphs.get()
-    if not found:
-        raise GraphError(
-            "no graph is open", hint="call this function inside `with Graph(...) as graph:`"
-        )
-    return found[-1]
 
 
 def layer_path() -> str:

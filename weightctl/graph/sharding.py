@@ -7,14 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from weightctl import split
-from weightctl.errors import ArgumentTypeError, GraphError, ShardingError
+from weightctl.errors import GraphError, ShardingError
 from weightctl.split import Whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Strategy, Weight
     from weightctl.split import Sharding
 
 # Default settings of strategies, which `repr` leaves out.
@@ -24,19 +24,6 @@ _OMITTED: dict[str, dict[str, Any]] = {
     "gate_up": {"axis": 0},
     "segmented": {"axis": 0},
 }
-
-
-class Strategy(Protocol):
-    """A way to cut a weight into one shard per device."""
-
-    @property
-    def devices(self) -> int:
-        """The number of shards."""
-        ...
-
-    def shard(self, weight: Weight, number: int, device: DeviceRef) -> Weight:
-        """Return the shard of a weight with this number, on a device."""
-        ...
 
 
 class TensorParallel(Protocol):
@@ -189,15 +176,6 @@ class ShardingStrategy:
     ) -> Self:
         _require_count(devices)
         return cls(name, devices, settings, partial(_cut, function, devices, settings))
-
-
-def require_strategy(given: Any) -> None:
-    """Raise `ArgumentTypeError` if the value is not a strategy, but for example the name of one."""
-    if not (hasattr(given, "devices") and hasattr(given, "shard")):
-        raise ArgumentTypeError(
-            f"a sharding_strategy must be a ShardingStrategy, not {given!r}",
-            hint="for example `ShardingStrategy.rowwise(2)`, which splits rows across two devices",
-        )
 
 
 def _require_count(devices: Any) -> None:

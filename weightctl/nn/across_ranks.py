@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weightctl.device import DeviceRef, as_device
 from weightctl.errors import ArgumentTypeError, GraphError, ShardingError
 from weightctl.graph import ops
+from weightctl.graph.graph import Value
 from weightctl.graph.sharding import ShardingStrategy
-from weightctl.graph.value import Value
 from weightctl.nn.base_layer import SHARED, LayerList, list_attributes
 from weightctl.nn.module import Divisible, Module, Staged
 from weightctl.nn.shards import has_shards, with_weights
@@ -19,7 +19,7 @@ from weightctl.text.untyped import is_list
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
     from weightctl.nn.base_layer import Layer
     from weightctl.split import Part, Sharding
 

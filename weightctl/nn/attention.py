@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import cut_parts, own_range, own_segment, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dim import Dim
     from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.positions import Temperature
     from weightctl.split import Range
 

@@ -19,8 +19,8 @@ from typing import (
 )
 
 from weightctl.errors import ArgumentTypeError
-from weightctl.graph.scope import graphs, module_path
-from weightctl.graph.value import Value
+from weightctl.graph.graph import Value, graphs
+from weightctl.graph.scope import module_path
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from weightctl.split import Heads, Sharding, counts_that_work, part_along, ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
     from weightctl.split import Range
 
     # For each rank, its ranges of an axis.

@@ -8,15 +8,15 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
 from weightctl.nn.module import Divisible
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import Ranges
 
 

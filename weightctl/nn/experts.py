@@ -12,7 +12,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.base_layer import LayerList
 from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.linear import Linear
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
 
 Scores: TypeAlias = Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"]
 

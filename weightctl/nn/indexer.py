@@ -18,8 +18,7 @@ from weightctl.nn.positions import with_past
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Value, Weight
 
 _EPSILON = 1e-6
 

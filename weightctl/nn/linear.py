@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, share_parts
 from weightctl.nn.module import Divisible
 from weightctl.nn.precision import require_value, weight_as
@@ -14,8 +14,8 @@ from weightctl.nn.precision import require_value, weight_as
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import Ranges
 
 # The name in `ROLES` for a layer that is cut independently of other layers.

@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, overload
 
 from weightctl.device import as_device
 from weightctl.errors import GraphError, StateDictError
-from weightctl.graph.graph import Graph
-from weightctl.graph.sharding import require_strategy
+from weightctl.graph.graph import Graph, Value, Weight, require_strategy
 from weightctl.graph.types import TensorType
-from weightctl.graph.value import Value
-from weightctl.graph.weight import Weight
 from weightctl.nn.base_layer import Layer, LayerList, under
 from weightctl.nn.shards import has_shards, shards_of
 from weightctl.nn.sites import (
@@ -35,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from weightctl.device import DeviceLike, DeviceRef
-    from weightctl.graph.sharding import ShardingStrategy, Strategy
+    from weightctl.graph.graph import Strategy
+    from weightctl.graph.sharding import ShardingStrategy
     from weightctl.nn.base_layer import Naming
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.weights.protocol import Weights

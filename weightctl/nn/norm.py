@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import ArgumentTypeError
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import require_value, weight_as
 from weightctl.text.untyped import is_sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.split import Range
 
 

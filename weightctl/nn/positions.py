@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
 
 
 class KeyValueCache:

@@ -6,12 +6,12 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArgumentTypeError
+from weightctl.graph.graph import Value
 from weightctl.graph.ops.quantized import dequantize
-from weightctl.graph.value import Value
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
 
 
 def weight_as(weight: Weight, dtype: DType) -> Value:

@@ -8,13 +8,13 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.families.rope_factors import RopeScaling, inverse_frequencies
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
 
 
 class RotaryEmbedding(Module):

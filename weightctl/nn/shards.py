@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.sharding import Strategy
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Strategy, Weight
 
 LayerT = TypeVar("LayerT", bound=Layer)
 

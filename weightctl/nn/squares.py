@@ -15,8 +15,7 @@ from weightctl.graph import ops
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Value, Weight
 
 _collected: ContextVar[dict[str, Value] | None] = ContextVar("collected_squares", default=None)
 

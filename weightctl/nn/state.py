@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import StateDictError
-from weightctl.graph.weight import MOST_ALIGN, is_alignment
+from weightctl.graph.graph import MOST_ALIGN, is_alignment
 from weightctl.nn.values import address, data_of, describe, to_held
 from weightctl.weights.equal import difference
 from weightctl.weights.protocol import Weights
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.dtype import DType, QuantizationEncoding
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
     from weightctl.nn.values import HeldValue, StateValue
     from weightctl.shape import Shape
     from weightctl.weights.info import TensorInfo

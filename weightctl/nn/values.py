@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 from weightctl.dtype import DType
 from weightctl.errors import MissingTensorError, StateDictError
 from weightctl.weights.buffer import Buffer
-from weightctl.weights.data import WeightData
-from weightctl.weights.deferred import Deferred
+from weightctl.weights.data import Deferred, WeightData
 from weightctl.weights.dlpack import CPU, DLPackArray
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.tree import Checkpoint, info_of
@@ -16,7 +15,7 @@ from weightctl.weights.tree import Checkpoint, info_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
     from weightctl.shape import Shape
 
 _ARRAYS = "use NumPy arrays, torch tensors, Buffers or other objects that support DLPack"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
 
 
 class XieluNumbers(NamedTuple):

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
     from weightctl.formats.imatrix.entry import ColumnWeights
+    from weightctl.weights.data import Source
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.protocol import Weights
-    from weightctl.weights.source import Source
 
 _MOST_NAMED = 5
 # The kind of the leaf for a tensor that weightctl cannot read.

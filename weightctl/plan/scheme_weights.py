@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from weightctl.plan.type_rules import TypeRule
     from weightctl.schemes.encoding import EncodedWeight, ScaleSearch, WeightEncoding
     from weightctl.schemes.written import SchemeChoice, WrittenScheme
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 _ENDING = ".weight"
 _WIDE = ("BF16", "F16", "F32", "F64")

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
-from weightctl.schemes.scheme import (
+from weightctl.schemes.naming import (
     BITS,
     QWEIGHT,
     LogicalWeight,
     NameEndings,
-    Scheme,
     divide_exactly,
     tiles,
 )
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
 # The columns of the values in a word, in the order of AutoAWQ's kernels.

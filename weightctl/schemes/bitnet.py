@@ -6,12 +6,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
+from weightctl.schemes.naming import SCALED, LogicalWeight
 from weightctl.schemes.scaled import is_plain
-from weightctl.schemes.scheme import SCALED, LogicalWeight, Scheme
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:

@@ -8,7 +8,8 @@ from struct import pack as pack_bytes
 from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme, divide_up, read_shape
+from weightctl.schemes.naming import LogicalWeight, NameEndings, divide_up, read_shape
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import SchemeOptions, WrittenScheme
 from weightctl.text.untyped import is_object
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, NestedScales, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _KINDS = ("nf4", "fp4")
 _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in _KINDS)

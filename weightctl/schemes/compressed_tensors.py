@@ -17,15 +17,15 @@ from weightctl.schemes.cutting import (
     refuse_other_axes,
     spans_blocks,
 )
-from weightctl.schemes.scheme import (
+from weightctl.schemes.naming import (
     BITS,
     COMPRESSED,
     LogicalWeight,
-    Scheme,
     align_counts,
     covers,
     divide_up,
 )
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import (
     GROUPS,
     SchemeOptions,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
     from weightctl.weights.info import TensorInfo
 
 # The word of packed integers, and of packed zero points.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from weightctl.schemes.scheme import ACTIVATIONS, align_counts
+from weightctl.schemes.naming import ACTIVATIONS, align_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _OTHERS = (".q_scale_max", ".q_groups", ".q_invperm", ".q_perm", ".q_group_map")
 

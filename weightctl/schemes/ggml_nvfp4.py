@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _NAMES = NameEndings(".scale", ".weight", ".weight", ("NVFP4",), (".input_scale",))
 

@@ -11,7 +11,8 @@ from weightctl.schemes.cutting import Along
 from weightctl.schemes.microscaled import MXFP_BLOCK, cut_blocks
 from weightctl.schemes.mxfp4 import decode as decode_mxfp4
 from weightctl.schemes.mxfp4 import pack
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
     from weightctl.weights.info import TensorInfo
 
 # The modules that openai/gpt-oss-20b's config leaves out.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
-from weightctl.schemes.scheme import BITS, QWEIGHT, LogicalWeight, Scheme, divide_exactly, tiles
+from weightctl.schemes.naming import BITS, QWEIGHT, LogicalWeight, divide_exactly, tiles
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 # Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")

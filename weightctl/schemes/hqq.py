@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.scheme import BITS, LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _OTHERS = (
     ".shape", ".nbits", ".zero", ".group_size", ".axis", ".packing", ".unpack_view_dtype",

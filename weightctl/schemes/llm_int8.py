@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.scheme import LogicalWeight, NameEndings, Scheme
+from weightctl.schemes.naming import LogicalWeight, NameEndings
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import SchemeOptions, WrittenScheme, accept_any
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _NAMES = (NameEndings(".SCB", ".weight", ".weight", ("I8",), (".weight_format",)),)
 # The float32 that bitsandbytes' kernels use for 1 / 127.

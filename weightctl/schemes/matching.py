@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weightctl.errors import ConversionError, WeightctlError
 from weightctl.schemes import SCHEMES
 from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
+from weightctl.schemes.naming import ACTIVATIONS, Quantized
+from weightctl.schemes.scheme import load_scheme
 from weightctl.schemes.settings import Settings, read_settings
-from weightctl.system.registry import load
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
-    from weightctl.schemes.scheme import NameEndings, Scheme
+    from weightctl.schemes.naming import NameEndings
+    from weightctl.schemes.scheme import Scheme
     from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.tree import Checkpoint
 
@@ -24,33 +26,6 @@ if TYPE_CHECKING:
 MARKS = tuple(dict.fromkeys(ending for line in SCHEMES.values() for ending in line.scales))
 # The maximum size of a tensor whose content is read.
 _MAX_READ = 4096
-
-
-class Quantized(NamedTuple):
-    """A weight that is stored as several tensors: packed values, scales, and others.
-
-    `name` and `shape` are those of the weight. `label` is the name of the scheme for users.
-    `tensors` are the names of the stored tensors, the packed values first, and `nbytes` is their
-    total size. `number_bits` is the width of a packed value, 0 if the scheme determines it.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    scheme: Scheme
-    label: str
-    number_bits: int
-    tensors: tuple[str, ...]
-    nbytes: int
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the weight."""
-        return prod(self.shape)
-
-    @property
-    def bits(self) -> float:
-        """The stored bits per element, including scales."""
-        return 8 * self.nbytes / self.size
 
 
 def find_quantized(
@@ -70,7 +45,7 @@ def find_quantized(
         settings = read_settings(header.files) if marks else Settings({})
     settings.assign(list_layers(tensors))
     for mark in marks:
-        for names, schemes in _find_ways(mark):
+        for names, schemes in _find_ways(mark).items():
             candidate = names.gather(tensors[mark], tensors, settings, content)
             if candidate is None:
                 continue
@@ -78,16 +53,12 @@ def find_quantized(
             is_taken = name in found or (name in tensors and name not in own)
             if is_taken or not owner.keys().isdisjoint(own):
                 continue
-            for scheme in schemes:
-                logical = scheme.infer(candidate)
-                if logical is not None:
-                    break
-            else:
-                continue
-            if not prod(logical.shape):
+            inferred = ((each, schemes[each].infer(candidate)) for each in schemes)
+            scheme, logical = next((pair for pair in inferred if pair[1] is not None), ("", None))
+            if logical is None or not prod(logical.shape):
                 continue
             nbytes = sum([extents[tensor].nbytes for tensor in own])
-            label = _label(scheme, logical.bits, logical.element)
+            label = _label(schemes[scheme], logical.bits, logical.element)
             found[name] = Quantized(name, logical.shape, scheme, label, logical.bits, own, nbytes)
             owner.update(dict.fromkeys(own, name))
             break
@@ -107,7 +78,7 @@ def list_scheme_tensors(header: Header) -> set[str]:
 def _list_groups(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, ...]]:
     nothing = Settings({})
     for mark in _find_marks(tensors):
-        for names, _ in _find_ways(mark):
+        for names in _find_ways(mark):
             if candidate := names.gather(tensors[mark], tensors, nothing, _read_nothing):
                 yield candidate.names
 
@@ -117,8 +88,6 @@ def refuse_separated(tensors: Mapping[str, TensorInfo], kept: Container[str]) ->
 
     Scales of activations can be left out.
     """
-    from weightctl.schemes.scheme import ACTIVATIONS
-
     for names in _list_groups(tensors):
         needed = [name for name in names if not name.endswith(ACTIVATIONS)]
         lost = [name for name in needed if name not in kept]
@@ -130,16 +99,16 @@ def refuse_separated(tensors: Mapping[str, TensorInfo], kept: Container[str]) ->
             )
 
 
-def load_schemes(ending: str = "") -> tuple[Scheme, ...]:
+def load_schemes(ending: str = "") -> dict[str, Scheme]:
     """Return the schemes whose scales can have names with this ending, in table order."""
-    return tuple(
-        cast("Scheme", load(line.record))
-        for line in SCHEMES.values()
+    return {
+        name: load_scheme(name)
+        for name, line in SCHEMES.items()
         if any(ending.endswith(scales) or scales.endswith(ending) for scales in line.scales)
-    )
+    }
 
 
-def _find_ways(mark: str) -> tuple[tuple[NameEndings, tuple[Scheme, ...]], ...]:
+def _find_ways(mark: str) -> Mapping[NameEndings, dict[str, Scheme]]:
     """Return the possible names of the tensors beside these scales, each with its schemes.
 
     The result depends only on the last segment of the name.
@@ -148,14 +117,14 @@ def _find_ways(mark: str) -> tuple[tuple[NameEndings, tuple[Scheme, ...]], ...]:
 
 
 @lru_cache(maxsize=256)  # a model has few different names of scales, each in many layers
-def _find_ways_of(last: str) -> tuple[tuple[NameEndings, tuple[Scheme, ...]], ...]:
+def _find_ways_of(last: str) -> Mapping[NameEndings, dict[str, Scheme]]:
     ending = "." + last
-    ways: dict[NameEndings, list[Scheme]] = {}
-    for scheme in load_schemes(ending):
+    ways: dict[NameEndings, dict[str, Scheme]] = {}
+    for name, scheme in load_schemes(ending).items():
         for names in scheme.names:
             if ending.endswith(names.scales) or names.scales.endswith(ending):
-                ways.setdefault(names, []).append(scheme)
-    return tuple((names, tuple(schemes)) for names, schemes in ways.items())
+                ways.setdefault(names, {})[name] = scheme
+    return ways
 
 
 @lru_cache(maxsize=256)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
 from weightctl.schemes.cutting import Along, cut_companion, cut_packed
-from weightctl.schemes.scheme import COMPRESSED, MLX, SCALED, LogicalWeight, divide_exactly
+from weightctl.schemes.naming import COMPRESSED, MLX, SCALED, LogicalWeight, divide_exactly
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding import BlockGrid, PackedNumbers, SchemeTensors
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 MICROSCALED_NAMES = (*SCALED, COMPRESSED, MLX)
 # Block sizes and encodings of the scales; MLX stores NVIDIA's scales as U8.

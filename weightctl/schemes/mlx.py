@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.scheme import BITS, MLX, LogicalWeight, Scheme, divide_exactly
+from weightctl.schemes.naming import BITS, MLX, LogicalWeight, divide_exactly
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:

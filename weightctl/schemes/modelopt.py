@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from weightctl.schemes import decoding
 from weightctl.schemes.cutting import cut_upright
+from weightctl.schemes.naming import SCALED, LogicalWeight, tiles
 from weightctl.schemes.scaled import is_plain
-from weightctl.schemes.scheme import SCALED, LogicalWeight, Scheme, tiles
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
     from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:

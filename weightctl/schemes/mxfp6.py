@@ -8,7 +8,7 @@ from weightctl.schemes.microscaled import MICROSCALED_NAMES, cut_microscaled, in
 from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.scheme import Candidate, LogicalWeight
+    from weightctl.schemes.naming import Candidate, LogicalWeight
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate, LogicalWeight
+    from weightctl.schemes.naming import Candidate, LogicalWeight
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:

@@ -16,7 +16,8 @@ from weightctl.schemes.microscaled import (
     make_block_grid,
     read_float_codes,
 )
-from weightctl.schemes.scheme import Scheme, align_counts
+from weightctl.schemes.naming import align_counts
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.written import (
     SchemeOptions,
     WrittenScheme,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, Scaled, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate, LogicalWeight
+    from weightctl.schemes.naming import Candidate, LogicalWeight
 
 _ABOVE = ("weight_scale_2", ".weight_global_scale")
 # The number of elements in a block of ggml's NVFP4.

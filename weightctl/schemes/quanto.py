@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.schemes.scheme import NameEndings, Scheme
+from weightctl.schemes.naming import NameEndings
+from weightctl.schemes.scheme import Scheme
 
 if TYPE_CHECKING:
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _OTHERS = (".weight._shift", ".input_scale", ".output_scale")
 

@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.scheme import (
-    SCALED,
-    LogicalWeight,
-    Scheme,
-    align_counts,
-    covers,
-    divide_up,
-)
+from weightctl.schemes.naming import SCALED, LogicalWeight, align_counts, covers, divide_up
+from weightctl.schemes.scheme import Scheme
 from weightctl.schemes.settings import is_plain_comfy
 from weightctl.schemes.written import (
     SchemeOptions,
@@ -36,7 +30,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding import Decoding, SchemeTensors
     from weightctl.schemes.encoding import Codes, WeightEncoding
-    from weightctl.schemes.scheme import Candidate
+    from weightctl.schemes.naming import Candidate
 
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")

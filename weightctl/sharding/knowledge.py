@@ -10,6 +10,7 @@ from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.names import split_layer_number
 from weightctl.families.recognition import recognize
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.schemes.scheme import load_scheme
 from weightctl.sharding.cutting import CutModel
 from weightctl.sharding.footprints import Footprint, WeightFootprint, plain
 from weightctl.sharding.placing import PlacedWeight, place_weights
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.decoding.tensors import SchemeTensors
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 _ALONE = (
     "it looks like a part of a quantized weight, but the shape of the weight cannot be determined"
@@ -142,7 +143,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
     # This call imports NumPy, which is not needed otherwise.
-    from weightctl.schemes.decoding.tensors import find_scheme_tensors
+    from weightctl.schemes.decoding.trees import find_scheme_tensors
 
     found = find_scheme_tensors(source)
     owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}
@@ -159,7 +160,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
 
 def _make_footprint(stored: SchemeTensors) -> WeightFootprint:
     """Return the footprint of a quantized weight, with a refusal if its tensors cannot be split."""
-    name, shape, scheme = stored.weight.name, stored.shape, stored.weight.scheme
+    name, shape, scheme = stored.weight.name, stored.shape, load_scheme(stored.weight.scheme)
     axes: Sequence[Axes] | None = None
     if scheme.cut is not None:
         with suppress(ConversionError):

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.family import Extent, TensorNames
-    from weightctl.families.parts import Role
-    from weightctl.families.sharing import SharedRun
+    from weightctl.families.parts import Role, TensorNames
+    from weightctl.families.sharing import Extent, SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.split import Grid, Part, Sharding
+    from weightctl.weights.data import Source
     from weightctl.weights.metadata import MetadataValue
-    from weightctl.weights.source import Source
 
 
 @dataclass(frozen=True, slots=True)

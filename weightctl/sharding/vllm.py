@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.family import Extent
+    from weightctl.families.sharing import Extent
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.vllm_names import VllmFamily

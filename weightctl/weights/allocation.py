@@ -13,24 +13,22 @@ from weightctl.shape import Shape
 from weightctl.system.registry import load
 from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.conversion import require_astype
-from weightctl.weights.data import WeightData
-from weightctl.weights.deferred import Deferred
+from weightctl.weights.data import Deferred, WeightData
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from weightctl.device import DeviceLike, DeviceRef
     from weightctl.dtype import DTypeLike, Encoding
-    from weightctl.graph.graph import Graph
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Graph, Weight
     from weightctl.shape import ShapeLike
+    from weightctl.weights.data import Source
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 # The only upward imports: the graph's `Weight` and where it is used, imported on use.
 _ABOVE = {
-    "graphs": "weightctl.graph.scope:graphs",
-    "weight": "weightctl.graph.weight:Weight",
+    "graphs": "weightctl.graph.graph:graphs",
+    "weight": "weightctl.graph.graph:Weight",
 }
 
 

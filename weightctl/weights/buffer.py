@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.weights.dlpack import DLPackArray
-    from weightctl.weights.source import Source
 
 _Leaf: TypeAlias = "Callable[[Any], Any]"
 
@@ -443,27 +442,3 @@ class Buffer(ArrayMethods):
 
 def _restore(raw: bytes, dtype: DType, shape: tuple[int, ...]) -> Buffer:
     return Buffer(memoryview(bytearray(raw)), dtype, shape)
-
-
-class FileBuffer(Buffer):
-    """A `Buffer` over a mapping; it records the source and the name of its tensor.
-
-    Until the memory is handed out (`is_shared`), it cannot have been changed, so the bytes can be
-    read from the source instead of the mapping.
-    """
-
-    __slots__ = ("is_shared", "name", "source")
-
-    def __init__(
-        self, memory: memoryview, dtype: DType, shape: Sequence[int], source: Source, name: str
-    ) -> None:
-        super().__init__(memory, dtype, shape)
-        self.source = source
-        self.name = name
-        self.is_shared = False
-
-    @property
-    def memory(self) -> memoryview:
-        """The bytes themselves."""
-        self.is_shared = True
-        return self._memory

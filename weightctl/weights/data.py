@@ -1,17 +1,16 @@
-"""A tensor's data, with its description."""
+"""A tensor's data with its description, and what it is read from."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from weightctl.dtype import DType, QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import ArgumentTypeError, EncodingError, MissingTensorError
 from weightctl.shape import Shape, SizedShape
 from weightctl.weights.block_shapes import in_elements
-from weightctl.weights.buffer import ArrayMethods, Buffer, FileBuffer
+from weightctl.weights.buffer import ArrayMethods, Buffer
 from weightctl.weights.conversion import convert_bytes, drops_fractions, require_astype
-from weightctl.weights.deferred import Absent, Deferred
 from weightctl.weights.dlpack import CPU
 from weightctl.weights.info import TensorInfo
 
@@ -21,10 +20,142 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightctl.dtype import DTypeLike
+    from weightctl.codecs.loss import Loss
+    from weightctl.dtype import DTypeLike, Encoding
     from weightctl.shape import ShapeLike
+    from weightctl.storage.base import FileRange, Reader
     from weightctl.weights.dlpack import DLPackArray
-    from weightctl.weights.source import Source
+    from weightctl.weights.info import Header
+
+
+class Source(Protocol):
+    """A header, and access to the bytes that it describes, in native byte order."""
+
+    @property
+    def header(self) -> Header:
+        """The header of the source."""
+        ...
+
+    @property
+    def files(self) -> Sequence[Reader]:
+        """The files, in the order of `Header.files`; empty if everything is in memory."""
+        ...
+
+    def data(self, name: str) -> WeightData:
+        """Return a tensor's data; its bytes are read on first use."""
+        ...
+
+    def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:
+        """Fill `buffer` with a tensor's bytes from `start`; both ends are on block boundaries.
+
+        Returns the rounding error of the values, if the source rounds them.
+        """
+        ...
+
+    def file_range(self, name: str, /) -> FileRange | None:
+        """The range of a file with the same bytes as `read_into` returns; None if there is none."""
+        ...
+
+    def refuse_change(self) -> None:
+        """Raise `FormatError` if the bytes have changed, or may have changed."""
+        ...
+
+
+class FileBuffer(Buffer):
+    """A `Buffer` over a mapping; it records the source and the name of its tensor.
+
+    Until the memory is handed out (`is_shared`), it cannot have been changed, so the bytes can be
+    read from the source instead of the mapping.
+    """
+
+    __slots__ = ("is_shared", "name", "source")
+
+    def __init__(
+        self, memory: memoryview, dtype: DType, shape: Sequence[int], source: Source, name: str
+    ) -> None:
+        super().__init__(memory, dtype, shape)
+        self.source = source
+        self.name = name
+        self.is_shared = False
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes themselves."""
+        self.is_shared = True
+        return self._memory
+
+
+class Deferred:
+    """A tensor of a source, read and converted to an encoding on first use."""
+
+    __slots__ = ("_buffer", "_encoding", "_name", "_source")
+
+    def __init__(self, source: Source, name: str, encoding: Encoding) -> None:
+        self._source = source
+        self._name = name
+        self._encoding = encoding
+        self._buffer: Buffer | None = None
+
+    def to_buffer(self) -> Buffer:
+        """Return the elements, or the bytes of blocks; each call returns the same `Buffer`.
+
+        Raises `EncodingError` if the encoding cannot hold a value.
+        """
+        if self._buffer is None:
+            self._buffer = self._make_buffer()
+        return self._buffer
+
+    def _make_buffer(self) -> Buffer:
+        data = self._source.data(self._name)
+        if data.info.encoding == self._encoding:
+            return data.to_buffer()
+        whole = self._encoding.dtype
+        if whole is not None and drops_fractions(data.info.encoding, self._encoding):
+            return data.astype(whole).to_buffer()
+        memory = convert_bytes(data.info, data.view(), self._encoding)
+        info = data.info._replace(encoding=self._encoding)
+        return WeightData.stored(info, memory).to_buffer()
+
+    def __array__(
+        self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
+    ) -> NDArray[Any]:
+        return self.to_buffer().__array__(dtype, copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.to_buffer().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU
+
+
+class Assembled(Deferred):
+    """A tensor that no file stores in this form; its bytes are assembled on first use.
+
+    Its source provides it only through `read_into`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, source: Source, name: str) -> None:
+        super().__init__(source, name, source.header.tensors[name].encoding)
+
+    def _make_buffer(self) -> Buffer:
+        info = self._source.header.tensors[self._name]
+        memory = memoryview(bytearray(info.nbytes))
+        self._source.read_into(self._name, 0, memory)
+        return WeightData.stored(info, memory).to_buffer()
+
+
+class Absent:
+    """The placeholder for the data of a declared tensor."""
+
+    __slots__ = ()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise BufferError("this tensor was declared without data; load a checkpoint first")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CPU
 
 
 class WeightData(ArrayMethods):

@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from weightctl.codecs.loss import Loss
     from weightctl.dtype import Encoding
     from weightctl.storage.base import FileRange, Reader
-    from weightctl.weights.data import WeightData
+    from weightctl.weights.data import Source, WeightData
     from weightctl.weights.info import Leaf
     from weightctl.weights.metadata import MetadataValue
-    from weightctl.weights.source import Source
 
 
 class ReadableTensor(Protocol):
@@ -180,8 +179,7 @@ class Derived:
 
     def data(self, name: str) -> WeightData:
         """Return a tensor's data, which is computed on first use."""
-        from weightctl.weights.data import WeightData
-        from weightctl.weights.deferred import Assembled
+        from weightctl.weights.data import Assembled, WeightData
 
         return WeightData.of(self._header.tensors[name], Assembled(self, name))
 

@@ -108,8 +108,7 @@ class _Adapted(Held):
     """
 
     def __init__(self, weights: Weights) -> None:
-        from weightctl.weights.data import WeightData
-        from weightctl.weights.deferred import Absent
+        from weightctl.weights.data import Absent, WeightData
 
         # A caller's types are not checked.
         self._nodes = dict[str, Any](weights.items())

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.device import DeviceRef
-    from weightctl.graph.weight import Weight
+    from weightctl.graph.graph import Weight
     from weightctl.weights.data import WeightData
     from weightctl.weights.dlpack import DLPackArray
 

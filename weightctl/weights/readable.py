@@ -10,8 +10,8 @@ from weightctl.text.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from weightctl.weights.data import Source
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 # The limit for the total size of the tensors, as a multiple of the size of their files: strides of
 # 0 repeat elements, and views of one storage can overlap. Below `_ALWAYS` bytes, which any machine

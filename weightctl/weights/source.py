@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import EncodingError, MissingTensorError
 from weightctl.storage.base import FileRange, HeldRange
 from weightctl.weights.info import Extent, Header, TensorInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     import numpy as np
 
-    from weightctl.codecs.loss import Loss
     from weightctl.storage.base import ByteRange, Reader
     from weightctl.weights.data import WeightData
     from weightctl.weights.metadata import MetadataValue
-
-
-class Source(Protocol):
-    """A header, and access to the bytes that it describes, in native byte order."""
-
-    @property
-    def header(self) -> Header:
-        """The header of the source."""
-        ...
-
-    @property
-    def files(self) -> Sequence[Reader]:
-        """The files, in the order of `Header.files`; empty if everything is in memory."""
-        ...
-
-    def data(self, name: str) -> WeightData:
-        """Return a tensor's data; its bytes are read on first use."""
-        ...
-
-    def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:
-        """Fill `buffer` with a tensor's bytes from `start`; both ends are on block boundaries.
-
-        Returns the rounding error of the values, if the source rounds them.
-        """
-        ...
-
-    def file_range(self, name: str, /) -> FileRange | None:
-        """The range of a file with the same bytes as `read_into` returns; None if there is none."""
-        ...
-
-    def refuse_change(self) -> None:
-        """Raise `FormatError` if the bytes have changed, or may have changed."""
-        ...
 
 
 class FileSource:
@@ -77,8 +43,7 @@ class FileSource:
         mapping ends the process (SIGBUS) if another program has made the file shorter; `read_into`
         raises an error instead.
         """
-        from weightctl.weights.data import WeightData
-        from weightctl.weights.deferred import Assembled
+        from weightctl.weights.data import Assembled, WeightData
 
         info, extent = self._header.tensors[name], self._header.extents[name]
         if extent.blocks is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.plan.plan import Item, Plan
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
     from weightctl.write.outcome import Outcome
     from weightctl.write.save import Saved
     from weightctl.write.targets import Target

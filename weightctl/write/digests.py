@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from weightctl.formats.sharded.gathered import GatheredSource
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
 
 _CHUNK = 4 << 20
 _MOST_NAMED = 5

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Layout
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.base import Writer
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
     from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.worker import BatchResult

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.compressed import CompressedConfig
 from weightctl.families.encoder import EncoderConfig
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.families.per_layer import PerLayerConfig
 from weightctl.families.rwkv6 import Rwkv6Config
 from weightctl.families.rwkv7 import RwkvConfig

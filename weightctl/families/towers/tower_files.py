@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.family import Family, Name, WeightAxes
+from weightctl.families.family import Family
 from weightctl.families.file_rows import (
     check_fields,
     load_group,
@@ -28,6 +28,7 @@ from weightctl.families.groups import KEY_GROUPS, TOWER_RULES
 from weightctl.families.keys import Key, with_keys
 from weightctl.families.kinds import Exactly
 from weightctl.families.model import CLIP
+from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.towers.rules import CHANNELS
 from weightctl.families.towers.tower import BreakToken, Tower
 from weightctl.system.registry import load

@@ -8,8 +8,7 @@ from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats.base import pad
 from weightctl.formats.cut import rest_of
 from weightctl.formats.pickles.dangers import is_dangerous
-from weightctl.formats.pickles.machine import UnsoundPickleError, load
-from weightctl.formats.pickles.opcodes import OPCODES
+from weightctl.formats.pickles.machine import OPCODES, UnsoundPickleError, load
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError

@@ -11,7 +11,7 @@ from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
 from weightctl.storage.base import FileRange
 from weightctl.weights.boxes import assemble, byte_part, byte_shape
-from weightctl.weights.deferred import Assembled
+from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent, Header
 from weightctl.weights.source import FileSource
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from weightctl.split import Grid, Part, Sharding
     from weightctl.storage.base import Reader
+    from weightctl.weights.data import Source
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.source import Source
 
 
 class SourceShard(NamedTuple):

@@ -11,7 +11,7 @@ from weightctl.split import Cut
 from weightctl.storage.base import FileRange
 from weightctl.text.wording import list_first
 from weightctl.weights.boxes import assemble, byte_part, byte_shape
-from weightctl.weights.deferred import Assembled
+from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from weightctl.split import Part
     from weightctl.storage.base import Reader
-    from weightctl.weights.data import WeightData
+    from weightctl.weights.data import Source, WeightData
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.source import Source
 
 INCOMPLETE = "check that the files of all ranks are there, and that the copy is complete"
 _FEW = 5

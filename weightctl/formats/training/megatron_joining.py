@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.formats.training.megatron_args import MegatronArgs
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
 
 # The number of missing tensors that are named.
 _FEW = 5

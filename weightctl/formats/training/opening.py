@@ -12,7 +12,7 @@ from weightctl.storage.files import is_directory, is_file, list_names, read_star
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.weights.source import Source
+    from weightctl.weights.data import Source
 
 _METADATA = ".metadata"
 # Megatron's file of everything that is not divided among ranks.

@@ -19,7 +19,7 @@ from weightctl.storage.files import is_directory, list_names, open_reader, read_
 from weightctl.storage.location import is_remote
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.boxes import boxes_of_run
-from weightctl.weights.deferred import Assembled
+from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 
 if TYPE_CHECKING:

@@ -71,7 +71,12 @@ from weightctl.graph.ops.delta_rule import (
 )
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
-from weightctl.graph.ops.quantized import DEQUANTIZE, EMBEDDING, dequantize, embedding
+from weightctl.graph.ops.quantized import (
+    DEQUANTIZE,
+    EMBEDDING,
+    dequantize,
+    embedding,
+)
 from weightctl.graph.ops.reduce import (
     MASK_TOP_K,
     REDUCE,

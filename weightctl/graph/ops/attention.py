@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.rules import (
     Op,
     require_broadcast,
@@ -16,15 +17,14 @@ from weightctl.graph.ops.rules import (
     require_rank,
     require_same_dtype,
 )
-from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, device
 
     from weightctl.dim import Dim
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 # The number of pairs of a query and a key whose mask is in memory at a time, the number of heads
 # whose scores of so many pairs are, and the number of queries at which windows are cut at least.
@@ -60,7 +60,7 @@ def attention(
     """
     given = [each for each in (query, key, value, mask, sinks) if each is not None]
     return apply(
-        "attention",
+        ATTENTION,
         *given,
         causal=causal,
         window=window,
@@ -313,7 +313,7 @@ def rope(x: ValueLike, cos: ValueLike, sin: ValueLike, *, interleaved: bool = Fa
     with `2 i + 1` if `interleaved`; elements after the first `rotated` are unchanged. Computed in
     float32 and rounded once. Source: Su et al., "RoFormer" (2021).
     """
-    return apply("rope", x, cos, sin, interleaved=interleaved)
+    return apply(ROPE, x, cos, sin, interleaved=interleaved)
 
 
 def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool) -> TensorType:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
+from weightctl.graph.graph import Value, apply, current_graph
 from weightctl.graph.ops.create import constant
 from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import (
@@ -22,15 +23,14 @@ from weightctl.graph.ops.rules import (
     require_same_dtype,
 )
 from weightctl.graph.ops.value_checks import is_on_gpu, refuse_where
-from weightctl.graph.scope import current_graph, refusing
-from weightctl.graph.value import Value, apply
+from weightctl.graph.scope import refusing
 from weightctl.shape import Dim
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import ValueLike
 
 __all__ = [
     "ARITHMETIC", "ARITHMETIC_FUNCTIONS", "COMPARISON", "COMPARISON_FUNCTIONS", "WHERE",
@@ -55,32 +55,32 @@ ARITHMETIC_FUNCTIONS = {
 
 def add(left: ValueLike, right: ValueLike) -> Value:
     """Return the sums `left + right`."""
-    return apply("arithmetic", left, right, function="add")
+    return apply(ARITHMETIC, left, right, function="add")
 
 
 def sub(left: ValueLike, right: ValueLike) -> Value:
     """Return the differences `left - right`."""
-    return apply("arithmetic", left, right, function="sub")
+    return apply(ARITHMETIC, left, right, function="sub")
 
 
 def mul(left: ValueLike, right: ValueLike) -> Value:
     """Return the products `left * right`, element by element."""
-    return apply("arithmetic", left, right, function="mul")
+    return apply(ARITHMETIC, left, right, function="mul")
 
 
 def div(left: ValueLike, right: ValueLike) -> Value:
     """Return the quotients `left / right` of floating-point numbers."""
-    return apply("arithmetic", left, right, function="div")
+    return apply(ARITHMETIC, left, right, function="div")
 
 
 def floordiv(left: ValueLike, right: ValueLike) -> Value:
     """Return the quotients `left // right`, rounded towards minus infinity."""
-    return apply("arithmetic", left, right, function="floordiv")
+    return apply(ARITHMETIC, left, right, function="floordiv")
 
 
 def mod(left: ValueLike, right: ValueLike) -> Value:
     """Return the remainders `left % right`, with the sign of `right`."""
-    return apply("arithmetic", left, right, function="mod")
+    return apply(ARITHMETIC, left, right, function="mod")
 
 
 def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python calls it
@@ -92,17 +92,17 @@ def pow(left: ValueLike, right: ValueLike) -> Value:  # noqa: A001  # as Python 
                     f"raising integers to the power {right} would give fractions",
                     hint="use `.cast(DType.float32)` first",
                 )
-    return apply("arithmetic", left, right, function="pow")
+    return apply(ARITHMETIC, left, right, function="pow")
 
 
 def minimum(left: ValueLike, right: ValueLike) -> Value:
     """Return the elementwise minimum; NaN if either element is NaN."""
-    return apply("arithmetic", left, right, function="minimum")
+    return apply(ARITHMETIC, left, right, function="minimum")
 
 
 def maximum(left: ValueLike, right: ValueLike) -> Value:
     """Return the elementwise maximum; NaN if either element is NaN."""
-    return apply("arithmetic", left, right, function="maximum")
+    return apply(ARITHMETIC, left, right, function="maximum")
 
 
 def infer_arithmetic(left: TensorType, right: TensorType, *, function: str) -> TensorType:
@@ -163,47 +163,47 @@ COMPARISON_FUNCTIONS = {
 
 def equal(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left == right`; NaN is not equal to anything."""
-    return apply("comparison", left, right, function="equal")
+    return apply(COMPARISON, left, right, function="equal")
 
 
 def not_equal(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left != right`."""
-    return apply("comparison", left, right, function="not_equal")
+    return apply(COMPARISON, left, right, function="not_equal")
 
 
 def less(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left < right`."""
-    return apply("comparison", left, right, function="less")
+    return apply(COMPARISON, left, right, function="less")
 
 
 def less_equal(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left <= right`."""
-    return apply("comparison", left, right, function="less_equal")
+    return apply(COMPARISON, left, right, function="less_equal")
 
 
 def greater(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left > right`."""
-    return apply("comparison", left, right, function="greater")
+    return apply(COMPARISON, left, right, function="greater")
 
 
 def greater_equal(left: ValueLike, right: ValueLike) -> Value:
     """Return whether `left >= right`."""
-    return apply("comparison", left, right, function="greater_equal")
+    return apply(COMPARISON, left, right, function="greater_equal")
 
 
 def logical_and(left: ValueLike, right: ValueLike) -> Value:
     """Return whether both are true; the operands must be bool."""
-    return apply("comparison", left, right, function="logical_and")
+    return apply(COMPARISON, left, right, function="logical_and")
 
 
 def logical_or(left: ValueLike, right: ValueLike) -> Value:
     """Return whether at least one is true; the operands must be bool."""
-    return apply("comparison", left, right, function="logical_or")
+    return apply(COMPARISON, left, right, function="logical_or")
 
 
 def logical_xor(left: ValueLike, right: ValueLike) -> Value:
     """Return whether exactly one is true; the operands must be bool."""
-    return apply("comparison", left, right, function="logical_xor")
+    return apply(COMPARISON, left, right, function="logical_xor")
 
 
 def infer_comparison(left: TensorType, right: TensorType, *, function: str) -> TensorType:
@@ -266,7 +266,7 @@ def where(condition: ValueLike, left: ValueLike, right: ValueLike) -> Value:
             is_fraction = isinstance(left, float) or isinstance(right, float)
             dtype = DType.float32 if is_fraction else DType.int64
             left, right = (constant(number, dtype, condition.device) for number in (left, right))
-    return apply("where", condition, left, right)
+    return apply(WHERE, condition, left, right)
 
 
 def _make_choice(choice: ValueLike, condition: Value) -> Value:

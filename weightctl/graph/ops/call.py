@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
-from weightctl.graph.nesting import calls, is_placeholder, refuse_fixed_name, weight_names
+from weightctl.graph.graph import (
+    apply_all,
+    calls,
+    current_graph,
+    graphs,
+    is_placeholder,
+    refuse_fixed_name,
+    weight_names,
+)
 from weightctl.graph.ops.rules import Op
-from weightctl.graph.scope import current_graph, graphs, refusing
-from weightctl.graph.value import apply_all
+from weightctl.graph.scope import refusing
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.graph.graph import Graph
+    from weightctl.graph.graph import Graph, Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
 
@@ -43,7 +49,7 @@ def call(
         stays_open = is_placeholder(graph, prefix)
         _require_prefix(graph, subgraph, prefix, stays_open=stays_open)
     return apply_all(
-        "call",
+        CALL,
         *given,
         subgraph=subgraph,
         prefix=prefix.removeprefix(graph.weight_prefix) if stays_open else prefix,

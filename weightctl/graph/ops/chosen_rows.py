@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply, apply_all, current_graph
 from weightctl.graph.ops.rules import Op, require_float, require_integer, require_same_dtype
 from weightctl.graph.ops.value_checks import is_on_gpu
-from weightctl.graph.scope import current_graph, refusing
+from weightctl.graph.scope import refusing
 from weightctl.graph.types import TensorType
-from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from weightctl.graph.value import Value, ValueLike
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.shape import DimLike
 
 
@@ -34,7 +34,7 @@ def chosen_rows(shares: ValueLike) -> tuple[Value, ...]:
         if value.type.rank != 2 or not value.shape[1].is_static:
             raise GraphError("the shares must be [rows, columns], with a fixed number of columns")
     names = tuple(f"chosen_{value.number}_{column}" for column in range(int(value.shape[1])))
-    return apply_all("chosen_rows", value, names=names)
+    return apply_all(CHOSEN_ROWS, value, names=names)
 
 
 def infer_chosen_rows(shares: TensorType, *, names: tuple[str, ...]) -> tuple[TensorType, ...]:
@@ -82,7 +82,7 @@ def sum_rows(*pairs: ValueLike, count: DimLike) -> Value:
     `pairs` are rows, [given, ...], and their numbers, [given], in turn. A row without a number is
     0. Rows are added in their order. Raises `GraphError` if there are not as many numbers as rows.
     """
-    return apply("sum_rows", *pairs, count=Dim(count))
+    return apply(SUM_ROWS, *pairs, count=Dim(count))
 
 
 def infer_sum_rows(*pairs: TensorType, count: Dim) -> TensorType:
@@ -129,7 +129,7 @@ def sum_weighted_rows(shares: ValueLike, *pairs: ValueLike, first: int = 0) -> V
     a row with number `n` is multiplied by the share in row `n` of its column. Raises `GraphError`
     as `sum_rows` does, and if there are fewer columns than pairs.
     """
-    return apply("sum_weighted_rows", shares, *pairs, first=first)
+    return apply(SUM_WEIGHTED_ROWS, shares, *pairs, first=first)
 
 
 def infer_sum_weighted_rows(shares: TensorType, *pairs: TensorType, first: int) -> TensorType:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply, apply_all
 from weightctl.graph.ops.exchange import (
     count_ranks,
     find_first_rank,
@@ -17,7 +18,6 @@ from weightctl.graph.ops.lowering import torch_device
 from weightctl.graph.ops.rules import Op, require_number, require_same_dtype, resolve_axis
 from weightctl.graph.ops.slicing import infer_concat
 from weightctl.graph.scope import refusing, sizing
-from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
 from weightctl.split import shares
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.device import DeviceLike, DeviceRef
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
 
 
@@ -46,7 +46,7 @@ def allreduce(
     """
     with refusing("allreduce", values=values):
         given = tuple(values)
-    return list(apply_all("allreduce", *given, ranks=ranks, first=first))
+    return list(apply_all(ALLREDUCE, *given, ranks=ranks, first=first))
 
 
 def infer_allreduce(
@@ -85,7 +85,7 @@ def allgather(
         given = tuple(values)
     with sizing("allgather", *given):
         parts = None if sizes is None else Shape(sizes)
-    return list(apply_all("allgather", *given, axis=axis, sizes=parts, ranks=ranks, first=first))
+    return list(apply_all(ALLGATHER, *given, axis=axis, sizes=parts, ranks=ranks, first=first))
 
 
 def infer_allgather(
@@ -157,9 +157,7 @@ def reduce_scatter(
         given = tuple(values)
     with sizing("reduce_scatter", *given):
         parts = None if sizes is None else Shape(sizes)
-    return list(
-        apply_all("reduce_scatter", *given, axis=axis, sizes=parts, ranks=ranks, first=first)
-    )
+    return list(apply_all(REDUCE_SCATTER, *given, axis=axis, sizes=parts, ranks=ranks, first=first))
 
 
 def infer_reduce_scatter(
@@ -217,7 +215,7 @@ REDUCE_SCATTER = Op(
 
 def transfer_to(x: ValueLike, device: DeviceLike) -> Value:
     """Return the operand on a device; it is not copied if it is already there."""
-    return apply("transfer_to", x, device=device)
+    return apply(TRANSFER_TO, x, device=device)
 
 
 def infer_transfer_to(x: TensorType, *, device: DeviceRef) -> TensorType:

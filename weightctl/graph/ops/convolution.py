@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.rules import Op, require_float, require_same_dtype
-from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 
 def causal_convolution(x: ValueLike, weight: ValueLike, bias: ValueLike | None = None) -> Value:
@@ -23,7 +23,7 @@ def causal_convolution(x: ValueLike, weight: ValueLike, bias: ValueLike | None =
     first position are zero. Source: `causal_conv1d` of Dao's package of that name.
     """
     given = (x, weight) if bias is None else (x, weight, bias)
-    return apply("causal_convolution", *given)
+    return apply(CAUSAL_CONVOLUTION, *given)
 
 
 def infer_causal_convolution(

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 from weightctl.device import CPU
 from weightctl.dtype import DType, as_dtype
 from weightctl.errors import EncodingError, EngineError, GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.lowering import torch_device, torch_dtype
 from weightctl.graph.ops.rules import Op, require_number
 from weightctl.graph.scope import refusing, sizing
 from weightctl.graph.types import TensorType
-from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceLike, DeviceRef
     from weightctl.dtype import DTypeLike
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.shape import DimLike, ShapeLike
     from weightctl.weights.buffer import Buffer
     from weightctl.weights.dlpack import DLPackArray
@@ -49,7 +49,7 @@ def constant(
     """
     with refusing("constant"):
         data = _make_buffer(value, None if dtype is None else as_dtype(dtype))
-    return apply("constant", data=data, device=device)
+    return apply(CONSTANT, data=data, device=device)
 
 
 def _make_buffer(value: ConstantLike, dtype: DType | None) -> Buffer:
@@ -185,7 +185,7 @@ def range(  # noqa: A001  # as Python calls it
     with sizing("range"):
         begin, end, distance = _read_bound(first), _read_bound(last), _read_integer(step)
         kind = as_dtype(dtype)
-    return apply("range", start=begin, stop=end, step=distance, dtype=kind, device=device)
+    return apply(RANGE, start=begin, stop=end, step=distance, dtype=kind, device=device)
 
 
 def arange(
@@ -288,7 +288,7 @@ def dims(value: DimLike | ShapeLike, *, device: DeviceLike = CPU) -> Value:
     """
     with sizing("dims"):
         known = Dim(value) if isinstance(value, Dim | str | SupportsIndex) else Shape(value)
-    return apply("dims", dims=known, device=device)
+    return apply(DIMS, dims=known, device=device)
 
 
 def infer_dims(*, dims: Dim | Shape, device: DeviceRef) -> TensorType:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply_all
 from weightctl.graph.ops.rules import Op, require_float, require_same_dtype, require_states
-from weightctl.graph.value import apply_all
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 # The number of positions that are computed together. With a decay for each element of a key, the
 # products of two positions need memory for each element, so there are fewer.
@@ -45,7 +45,7 @@ def gated_delta_rule(
     (2024).
     """
     given = (query, key, value, decay, beta, *([] if states is None else [states]))
-    result, after = apply_all("gated_delta_rule", *given)
+    result, after = apply_all(GATED_DELTA_RULE, *given)
     return result, after
 
 
@@ -177,7 +177,7 @@ def general_delta_rule(
     Source: Peng et al., "RWKV-7 Goose with Expressive Dynamic State Evolution" (2025).
     """
     given = (query, key, value, decay, read, write, *([] if states is None else [states]))
-    result, after = apply_all("general_delta_rule", *given)
+    result, after = apply_all(GENERAL_DELTA_RULE, *given)
     return result, after
 
 

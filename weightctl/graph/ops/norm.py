@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.rules import Op, require_float, require_rank, require_same_dtype
-from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 
 def rms_norm(x: ValueLike, weight: ValueLike | None = None, epsilon: float = 1e-6) -> Value:
@@ -23,7 +23,7 @@ def rms_norm(x: ValueLike, weight: ValueLike | None = None, epsilon: float = 1e-
     (2019).
     """
     given = (x,) if weight is None else (x, weight)
-    return apply("rms_norm", *given, epsilon=epsilon)
+    return apply(RMS_NORM, *given, epsilon=epsilon)
 
 
 def infer_rms_norm(
@@ -68,10 +68,10 @@ def layer_norm(
     and Hinton, "Layer Normalization" (2016).
     """
     if weight is None:
-        normal = apply("layer_norm", x, epsilon=epsilon)
+        normal = apply(LAYER_NORM, x, epsilon=epsilon)
         return normal if bias is None else normal + bias
     given = (x, weight) if bias is None else (x, weight, bias)
-    return apply("layer_norm", *given, epsilon=epsilon)
+    return apply(LAYER_NORM, *given, epsilon=epsilon)
 
 
 def infer_layer_norm(x: TensorType, *scales: TensorType, epsilon: float) -> TensorType:

@@ -6,17 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.rules import Op, broadcast, require_float, require_rank, require_same_dtype
 from weightctl.graph.scope import refusing
-from weightctl.graph.value import apply
 from weightctl.shape import Shape
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import Dim
 
 
@@ -27,7 +27,7 @@ def matmul(left: ValueLike, right: ValueLike) -> Value:
     single row or column, which the result does not have. Raises `GraphError` if the inner
     dimensions differ, for scalars, and for integers.
     """
-    return apply("matmul", left, right)
+    return apply(MATMUL, left, right)
 
 
 def infer_matmul(left: TensorType, right: TensorType) -> TensorType:
@@ -74,7 +74,7 @@ def einsum(equation: str, *operands: ValueLike) -> Value:
                 f"the equation must be a string, not {given!r}",
                 hint='for example `einsum("ij,jk->ik", a, b)`, with the equation first',
             )
-    return apply("einsum", *operands, equation=equation.replace(" ", ""))
+    return apply(EINSUM, *operands, equation=equation.replace(" ", ""))
 
 
 def infer_einsum(*operands: TensorType, equation: str) -> TensorType:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import as_dtype
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply, current_graph
 from weightctl.graph.ops.lowering import decode_blocks, torch_device
 from weightctl.graph.ops.rules import Op, require_integer
 from weightctl.graph.ops.value_checks import clamp_rows, is_on_gpu
-from weightctl.graph.scope import current_graph, refusing
+from weightctl.graph.scope import refusing
 from weightctl.graph.types import TensorType
-from weightctl.graph.value import apply
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DType, DTypeLike, QuantizationEncoding
-    from weightctl.graph.graph import GraphNode
-    from weightctl.graph.value import Value, ValueLike
+    from weightctl.graph.graph import GraphNode, Value, ValueLike
 
 
 def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
@@ -44,7 +43,7 @@ def dequantize(weight: Value, dtype: DTypeLike | None = None) -> Value:
     found = graph.dequantized.get((value.number, wanted))
     if found is None:
         found = graph.dequantized[value.number, wanted] = apply(
-            "dequantize",
+            DEQUANTIZE,
             value,
             encoding=declared.attributes["encoding"],
             dtype=wanted,
@@ -97,10 +96,10 @@ def embedding(weight: ValueLike, ids: ValueLike) -> Value:
     table, rows = graph.value_of(weight), graph.value_of(ids)
     declared = find_blocks(table)
     if declared is None or declared.attributes["original"].rank != 2:
-        return apply("embedding", dequantize_value(table), rows)
+        return apply(EMBEDDING, dequantize_value(table), rows)
     original = declared.attributes["original"]
     return apply(
-        "embedding",
+        EMBEDDING,
         table,
         rows,
         encoding=declared.attributes["encoding"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply, apply_all
 from weightctl.graph.ops.rules import (
     Op,
     choose_axis,
@@ -17,14 +18,13 @@ from weightctl.graph.ops.rules import (
     resolve_axis,
 )
 from weightctl.graph.scope import refusing, sizing
-from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike
 
 
@@ -95,7 +95,7 @@ def _reduce(
     """Add a reduction with this function; `axis` and `dim` are names of the same argument."""
     with refusing(function, x):
         chosen = choose_axis(axis, dim)
-    return apply("reduce", x, function=function, axis=chosen, keepdims=keepdims)
+    return apply(REDUCE, x, function=function, axis=chosen, keepdims=keepdims)
 
 
 def infer_reduce(x: TensorType, *, function: str, axis: int | None, keepdims: bool) -> TensorType:
@@ -143,7 +143,7 @@ def softmax(x: ValueLike, axis: int | None = None, *, dim: int | None = None) ->
     """
     with refusing("softmax", x):
         chosen = choose_axis(axis, dim)
-    return apply("softmax", x, axis=-1 if chosen is None else chosen)
+    return apply(SOFTMAX, x, axis=-1 if chosen is None else chosen)
 
 
 def infer_softmax(x: TensorType, *, axis: int) -> TensorType:
@@ -176,7 +176,7 @@ def top_k(
         count = Dim(k)
         chosen = choose_axis(axis, dim)
     place = -1 if chosen is None else chosen
-    values, indices = apply_all("top_k", x, k=count, axis=place)
+    values, indices = apply_all(TOP_K, x, k=count, axis=place)
     return values, indices
 
 
@@ -205,7 +205,7 @@ def mask_top_k(x: ValueLike, k: int) -> Value:
 
     All elements are if a row has at most `k`. Of equal elements, any may be chosen.
     """
-    return apply("mask_top_k", x, k=k)
+    return apply(MASK_TOP_K, x, k=k)
 
 
 def infer_mask_top_k(x: TensorType, *, k: int) -> TensorType:

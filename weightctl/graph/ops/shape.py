@@ -7,10 +7,10 @@ from operator import index
 from typing import TYPE_CHECKING, TypeAlias
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import Op, choose_axis, require_broadcast, resolve_axis
 from weightctl.graph.scope import refusing, sizing
-from weightctl.graph.value import apply
 from weightctl.shape import Dim, Shape
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import DimLike, ShapeLike
 
 # Sizes, or -1 for a size that could not be computed.
@@ -36,7 +36,7 @@ def reshape(x: ValueLike, shape: ShapeLike) -> Value:
     value = dequantize_value(x)
     with sizing("reshape", value):
         wanted = _read_shape(shape)
-    return apply("reshape", value, shape=_fill_rest(value.shape, wanted))
+    return apply(RESHAPE, value, shape=_fill_rest(value.shape, wanted))
 
 
 def infer_reshape(x: TensorType, *, shape: _Wanted) -> TensorType:
@@ -104,7 +104,7 @@ def broadcast_to(x: ValueLike, shape: ShapeLike) -> Value:
     """
     with sizing("broadcast_to", x):
         wanted = Shape(shape)
-    return apply("broadcast_to", x, shape=wanted)
+    return apply(BROADCAST_TO, x, shape=wanted)
 
 
 def infer_broadcast_to(x: TensorType, *, shape: Shape) -> TensorType:
@@ -125,7 +125,7 @@ def permute(x: ValueLike, axes: Sequence[int]) -> Value:
     """Return the value whose dimension `i` is dimension `axes[i]` of `x`."""
     with refusing("permute", x, axes=axes):
         order = tuple(axes)
-    return apply("permute", x, axes=order)
+    return apply(PERMUTE, x, axes=order)
 
 
 def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
@@ -149,7 +149,7 @@ PERMUTE = Op("permute", infer_permute, lower_permute)
 
 def transpose(x: ValueLike, axis_1: int, axis_2: int) -> Value:
     """Return the value with two of its dimensions swapped; negative axes count from the last."""
-    return apply("transpose", x, axis_1=axis_1, axis_2=axis_2)
+    return apply(TRANSPOSE, x, axis_1=axis_1, axis_2=axis_2)
 
 
 def infer_transpose(x: TensorType, *, axis_1: int, axis_2: int) -> TensorType:
@@ -174,7 +174,7 @@ def unsqueeze(x: ValueLike, axis: int | None = None, *, dim: int | None = None) 
         chosen = choose_axis(axis, dim)
         if chosen is None:
             raise GraphError("the axis is missing", hint="for example `axis=-1` for the last axis")
-    return apply("unsqueeze", x, axis=chosen)
+    return apply(UNSQUEEZE, x, axis=chosen)
 
 
 def infer_unsqueeze(x: TensorType, *, axis: int) -> TensorType:

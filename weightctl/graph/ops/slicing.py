@@ -8,11 +8,11 @@ from operator import index as integer
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, cast
 
 from weightctl.errors import EngineError, GraphError
+from weightctl.graph.graph import apply, apply_all
 from weightctl.graph.ops.quantized import dequantize_value
 from weightctl.graph.ops.rules import Op, choose_axis, require_same_dtype, resolve_axis
 from weightctl.graph.ops.shape import unsqueeze
 from weightctl.graph.scope import refusing, sizing
-from weightctl.graph.value import apply, apply_all
 from weightctl.shape import Dim, Shape
 from weightctl.text.untyped import is_slice, is_tuple
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
     from weightctl.shape import ShapeLike
 
 
@@ -36,7 +36,7 @@ def concat(
     with refusing("concat", values=values):
         given = tuple(values)
         chosen = choose_axis(axis, dim)
-    return apply("concat", *given, axis=0 if chosen is None else chosen)
+    return apply(CONCAT, *given, axis=0 if chosen is None else chosen)
 
 
 def stack(values: Sequence[ValueLike], axis: int | None = None, *, dim: int | None = None) -> Value:
@@ -93,7 +93,7 @@ def split(
     with sizing("split", x):
         parts = Shape(sizes)
         chosen = choose_axis(axis, dim)
-    return apply_all("split", x, sizes=parts, axis=0 if chosen is None else chosen)
+    return apply_all(SPLIT, x, sizes=parts, axis=0 if chosen is None else chosen)
 
 
 def chunk(
@@ -172,7 +172,7 @@ def slice_tensor(x: ValueLike, index: Any) -> Value:
     items = tuple(_record_item(item) for item in given)
     with suppress(GraphError):  # `infer_slice` raises it again, with the type of the value
         items = _clamp_slices(_expand_ellipsis(items, value.rank), value.shape)
-    return apply("slice", value, index=items)
+    return apply(SLICE, value, index=items)
 
 
 def infer_slice(x: TensorType, *, index: tuple[Any, ...]) -> TensorType:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply_all
 from weightctl.graph.ops.rules import Op, require_float, require_states
-from weightctl.graph.value import apply_all
 from weightctl.shape import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 
 def selective_scan(
@@ -37,7 +37,7 @@ def selective_scan(
     "Mamba" (2023), and Dao and Gu, "Transformers are SSMs" (2024).
     """
     given = (x, steps, rates, inputs, outputs, *([] if states is None else [states]))
-    result, after = apply_all("selective_scan", *given)
+    result, after = apply_all(SELECTIVE_SCAN, *given)
     return result, after
 
 

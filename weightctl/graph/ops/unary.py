@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weightctl.dtype import DType, as_dtype
 from weightctl.errors import GraphError
+from weightctl.graph.graph import apply
 from weightctl.graph.ops.lowering import dtype_of, torch_dtype
 from weightctl.graph.ops.rules import Op, require_bool, require_float, require_number
 from weightctl.graph.scope import refusing
-from weightctl.graph.value import apply
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.dtype import DTypeLike
+    from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
-    from weightctl.graph.value import Value, ValueLike
 
 __all__ = [
     "CAST", "GELU", "PRINT", "UNARY", "UNARY_FUNCTIONS",
@@ -49,72 +49,72 @@ _OF_INTEGERS_TOO = {"relu", "abs", "neg"}
 
 def exp(x: ValueLike) -> Value:
     """Return the exponentials of the elements."""
-    return apply("unary", x, function="exp")
+    return apply(UNARY, x, function="exp")
 
 
 def log(x: ValueLike) -> Value:
     """Return the natural logarithms; NaN for negative numbers."""
-    return apply("unary", x, function="log")
+    return apply(UNARY, x, function="log")
 
 
 def sqrt(x: ValueLike) -> Value:
     """Return the square roots; NaN for negative numbers."""
-    return apply("unary", x, function="sqrt")
+    return apply(UNARY, x, function="sqrt")
 
 
 def rsqrt(x: ValueLike) -> Value:
     """Return the reciprocals of the square roots."""
-    return apply("unary", x, function="rsqrt")
+    return apply(UNARY, x, function="rsqrt")
 
 
 def sin(x: ValueLike) -> Value:
     """Return the sines of angles in radians."""
-    return apply("unary", x, function="sin")
+    return apply(UNARY, x, function="sin")
 
 
 def cos(x: ValueLike) -> Value:
     """Return the cosines of angles in radians."""
-    return apply("unary", x, function="cos")
+    return apply(UNARY, x, function="cos")
 
 
 def tanh(x: ValueLike) -> Value:
     """Return the hyperbolic tangents."""
-    return apply("unary", x, function="tanh")
+    return apply(UNARY, x, function="tanh")
 
 
 def sigmoid(x: ValueLike) -> Value:
     """Return the logistic function `1 / (1 + exp(-x))`."""
-    return apply("unary", x, function="sigmoid")
+    return apply(UNARY, x, function="sigmoid")
 
 
 def silu(x: ValueLike) -> Value:
     """Return the sigmoid linear unit `x * sigmoid(x)`."""
-    return apply("unary", x, function="silu")
+    return apply(UNARY, x, function="silu")
 
 
 def softplus(x: ValueLike) -> Value:
     """Return `log(1 + exp(x))`, a smooth form of `relu`."""
-    return apply("unary", x, function="softplus")
+    return apply(UNARY, x, function="softplus")
 
 
 def relu(x: ValueLike) -> Value:
     """Return the elements, with 0 in place of negative ones."""
-    return apply("unary", x, function="relu")
+    return apply(UNARY, x, function="relu")
 
 
 def abs(x: ValueLike) -> Value:  # noqa: A001  # NumPy's name
     """Return the absolute values."""
-    return apply("unary", x, function="abs")
+    return apply(UNARY, x, function="abs")
 
 
 def neg(x: ValueLike) -> Value:
     """Return the elements with the opposite sign."""
-    return apply("unary", x, function="neg")
+    return apply(UNARY, x, function="neg")
 
 
 def logical_not(x: ValueLike) -> Value:
     """Return the negated elements; the operand must be bool."""
-    return apply("unary", x, function="logical_not")
+    return apply(UNARY, x, function="logical_not")
 
 
 def infer_unary(x: TensorType, *, function: str) -> TensorType:
@@ -152,7 +152,7 @@ def gelu(x: ValueLike, *, approximate: Literal["none", "tanh"] = "none") -> Valu
     * (x + 0.044715 * x**3)))`, with which GPT-2 was trained. Source: D. Hendrycks, K. Gimpel,
     "Gaussian error linear units", 2016.
     """
-    return apply("gelu", x, approximate=approximate)
+    return apply(GELU, x, approximate=approximate)
 
 
 def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
@@ -187,7 +187,7 @@ def cast(x: ValueLike, dtype: DTypeLike) -> Value:
     """
     with refusing("cast", x):
         wanted = as_dtype(dtype)
-    return apply("cast", x, dtype=wanted)
+    return apply(CAST, x, dtype=wanted)
 
 
 def infer_cast(x: TensorType, *, dtype: DType) -> TensorType:
@@ -248,7 +248,7 @@ def print_value(x: ValueLike, label: str = "") -> Value:
     The first line has the label, the dtype and the shape. The elements follow as NumPy prints them,
     abridged if there are more than 100.
     """
-    return apply("print", x, label=label)
+    return apply(PRINT, x, label=label)
 
 
 def infer_print(x: TensorType, *, label: str) -> TensorType:  # noqa: ARG001  # has no effect

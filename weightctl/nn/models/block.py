@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.models.mixers import (
@@ -23,7 +23,7 @@ from weightctl.nn.xielu import XIELU, XieluNumbers
 if TYPE_CHECKING:
     from weightctl.dtype import DType
     from weightctl.families.decoder import DecoderConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
 
 
 def make_norm(

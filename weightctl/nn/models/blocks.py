@@ -14,7 +14,7 @@ from weightctl.nn.rope import FrequencyFactors, RotaryEmbedding, by_length
 
 if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
     from weightctl.nn.module import Module
 

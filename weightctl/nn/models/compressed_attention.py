@@ -20,9 +20,8 @@ from weightctl.nn.precision import weight_as
 from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
+    from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
     from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.rope import RotaryEmbedding
 

@@ -18,7 +18,7 @@ from weightctl.nn.rope import RotaryEmbedding
 
 if TYPE_CHECKING:
     from weightctl.families.compressed import CompressedConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.graph import ops
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.block import make_mlp, make_norm
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from weightctl.families.decoder import DecoderConfig
     from weightctl.families.per_layer import PerLayerConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.attention import Attention
     from weightctl.nn.models.network import Beside
 

@@ -16,9 +16,8 @@ from weightctl.nn.sites import all_weights
 
 if TYPE_CHECKING:
     from weightctl.families.encoder import EncoderConfig
+    from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Beside
 
 

@@ -7,9 +7,9 @@ from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.attention import Attention
 from weightctl.nn.base_layer import LayerList
 from weightctl.nn.embedding import Embedding
@@ -21,7 +21,7 @@ from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.families.encoder import EncoderDecoderConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
 
 
 class Float32Tensor(Module):

@@ -6,7 +6,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.embedding import Embedding
 from weightctl.nn.linear import Linear
@@ -17,8 +17,8 @@ from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
     from weightctl.dtype import DType
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
 
 
 class LayerInputs(Module):

@@ -14,7 +14,7 @@ from weightctl.system.registry import load
 
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.base_layer import LayerList
     from weightctl.nn.embedding import Embedding
 

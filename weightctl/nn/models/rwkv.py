@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.graph import ops
 from weightctl.nn.mlp import MLP
 from weightctl.nn.models.block import make_norm
@@ -16,7 +16,7 @@ from weightctl.nn.recurrent.time_mix import LowRanks, TimeMix, mix, shift
 
 if TYPE_CHECKING:
     from weightctl.families.rwkv7 import RwkvConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
 

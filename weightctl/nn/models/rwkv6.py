@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.decoder import Decoder
 from weightctl.nn.module import Module
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import DType
     from weightctl.families.rwkv6 import Rwkv6Config
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.family import at_layer
+from weightctl.families.parts import at_layer
 from weightctl.graph import ops
 from weightctl.nn.models.block import make_mlp, make_norm
 from weightctl.nn.models.decoder import Decoder
@@ -14,7 +14,7 @@ from weightctl.nn.module import Module
 
 if TYPE_CHECKING:
     from weightctl.families.decoder import DecoderConfig
-    from weightctl.graph.value import Value
+    from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
 

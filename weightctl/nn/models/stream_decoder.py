@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.families.streams import StreamsConfig
+    from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
 
 # The least mean square that vectors are divided by.
 _LEAST = 1e-5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
@@ -17,8 +17,8 @@ from weightctl.nn.precision import require_value, weight_as
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
 

@@ -11,7 +11,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.families.parts import DELTA_HEADS
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
@@ -24,8 +24,8 @@ from weightctl.split import Heads
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike, QuantizationEncoding
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
 # The epsilon of the lengths of queries and keys, whatever that of the norms of a model is.

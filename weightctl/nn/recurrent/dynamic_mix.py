@@ -19,9 +19,8 @@ from weightctl.split import Heads
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
+    from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
-    from weightctl.graph.weight import Weight
     from weightctl.nn.cuts import MatrixLayer
 
 _MIXES = 5

@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.families.parts import SSM_HEADS
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import (
     CutAxis,
     cut_along,
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
 _SEGMENTS = 5

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.graph.weight import Weight
+from weightctl.graph.graph import Weight
 from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
@@ -20,8 +20,8 @@ from weightctl.split import Heads
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
     from weightctl.dtype import DTypeLike
+    from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.graph.value import Value
     from weightctl.nn.cuts import MatrixLayer, Ranges
 
 # exp(-0.5): no element of a state fades faster than by the factor exp(-exp(-0.5)).

@@ -19,10 +19,7 @@ from weightctl.schemes.decoding.tables import (
     Powers,
     Table,
 )
-from weightctl.schemes.matching import find_quantized
-from weightctl.schemes.scheme import ACTIVATIONS
-from weightctl.schemes.settings import read_settings
-from weightctl.weights.derived import StoredTensor
+from weightctl.schemes.naming import ACTIVATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,11 +30,10 @@ if TYPE_CHECKING:
     from weightctl.schemes.decoding.tables import NumberTable, PackingLayout
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.decoding.whole_scales import WholeScale
-    from weightctl.schemes.matching import Quantized
+    from weightctl.schemes.naming import Quantized
     from weightctl.schemes.settings import Settings
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # The maximum size of a tensor that is read at once: an order has a few bytes for each input.
@@ -265,31 +261,6 @@ class SchemeTensors:
         if np.array_equal(order, np.arange(order.size) // size):
             return BlockGrid(shape, counts, tuple(blocks))
         return BlockGrid(shape, counts, others.blocks, Order(place, axis + 2, groups))
-
-
-def find_scheme_tensors(
-    source: Source, settings: Settings | None = None
-) -> dict[str, SchemeTensors]:
-    """Return the stored tensors of each quantized weight, in the order of the first tensors.
-
-    Only small tensors that state shapes are read. `settings` are by default those beside the files.
-    """
-    header = source.header
-    settings = read_settings(header.files) if settings is None else settings
-
-    def read(name: str) -> bytes:
-        made = bytearray(header.tensors[name].nbytes)
-        source.read_into(name, 0, memoryview(made))
-        return bytes(made)
-
-    return {
-        name: SchemeTensors(
-            weight,
-            tuple(StoredTensor(source, tensor) for tensor in weight.tensors),
-            settings.of(name.removesuffix(".weight")),
-        )
-        for name, weight in find_quantized(header, settings, read).items()
-    }
 
 
 def is_half(encoding: Encoding) -> bool:

@@ -14,10 +14,11 @@ from weightctl.errors import ConversionError
 from weightctl.schemes.buffers import is_activation_scale
 from weightctl.schemes.decoding.blocks import Integers, block_encoding
 from weightctl.schemes.decoding.tables import Region
-from weightctl.schemes.decoding.tensors import find_scheme_tensors, is_half
+from weightctl.schemes.decoding.tensors import SchemeTensors, is_half
 from weightctl.schemes.decoding.values import Scaled
-from weightctl.schemes.matching import list_scheme_tensors
-from weightctl.schemes.settings import is_plain_comfy
+from weightctl.schemes.matching import find_quantized, list_scheme_tensors
+from weightctl.schemes.scheme import load_scheme
+from weightctl.schemes.settings import is_plain_comfy, read_settings
 from weightctl.text.untyped import is_object
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
 from weightctl.weights.tree import Checkpoint
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.schemes.decoding.blocks import Blocks
-    from weightctl.schemes.decoding.tensors import Decoding, SchemeTensors
+    from weightctl.schemes.decoding.tensors import Decoding
     from weightctl.schemes.decoding.values import WeightValues
     from weightctl.schemes.decoding.whole_scales import WholeScale
     from weightctl.schemes.settings import Settings
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.info import Header, TensorInfo
-    from weightctl.weights.source import Source
 
 # The number of elements that are computed at a time, which is a multiple of all block sizes and of
 # all repetitions of packed bits.
@@ -164,6 +165,31 @@ def _strips(shape: tuple[int, ...], start: int, stop: int, *, transposed: bool) 
         start = end
 
 
+def find_scheme_tensors(
+    source: Source, settings: Settings | None = None
+) -> dict[str, SchemeTensors]:
+    """Return the stored tensors of each quantized weight, in the order of the first tensors.
+
+    Only small tensors that state shapes are read. `settings` are by default those beside the files.
+    """
+    header = source.header
+    settings = read_settings(header.files) if settings is None else settings
+
+    def read(name: str) -> bytes:
+        made = bytearray(header.tensors[name].nbytes)
+        source.read_into(name, 0, memoryview(made))
+        return bytes(made)
+
+    return {
+        name: SchemeTensors(
+            weight,
+            tuple(StoredTensor(source, tensor) for tensor in weight.tensors),
+            settings.of(name.removesuffix(".weight")),
+        )
+        for name, weight in find_quantized(header, settings, read).items()
+    }
+
+
 def merge_scheme_tensors(
     source: Source,
     settings: Settings,
@@ -238,7 +264,7 @@ def _refuse_marked(header: Header) -> None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    decode = stored.weight.scheme.decode
+    decode = load_scheme(stored.weight.scheme).decode
     if decode is None or not stored.shape:
         raise stored.cannot_dequantize("weightctl does not support this scheme")
     stated = stored.settings.bits

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
-    from weightctl.translate.tokenizer.directory import from_directory, to_documents
+    from weightctl.translate.tokenizer.directory import (
+        READERS,
+        WRITERS,
+        from_directory,
+        to_documents,
+    )
     from weightctl.translate.tokenizer.record import (
         Tokenizer,
         TokenType,
@@ -38,25 +43,9 @@ __all__ = [
     "with_ends",
 ]
 
-# The readers of each kind of tokenizer: `(files: TokenizerFiles, model_type: str) -> Tokenizer`.
-# Ids of special tokens, flags, templates and padding from the other files are added to the result.
-READERS: dict[str, str] = {
-    "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
-    "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
-    "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
-    "RWKV": "weightctl.translate.tokenizer.rwkv:from_files",
-}
-# The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
-# document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.
-WRITERS: dict[str, str] = {
-    "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
-    "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
-    "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
-    "gemma4": "weightctl.translate.tokenizer.sentencepiece.documents:to_merged_json",
-    "t5": "weightctl.translate.tokenizer.sentencepiece.documents:to_unigram_json",
-}
-
 _NAMES = {
+    "READERS": "weightctl.translate.tokenizer.directory:READERS",
+    "WRITERS": "weightctl.translate.tokenizer.directory:WRITERS",
     "TokenIds": "weightctl.translate.tokenizer.token_ids:TokenIds",
     "TokenType": "weightctl.translate.tokenizer.record:TokenType",
     "Tokenizer": "weightctl.translate.tokenizer.record:Tokenizer",

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list, is_object
-from weightctl.translate.tokenizer import READERS, WRITERS
 from weightctl.translate.tokenizer.added import (
     ADDED,
     MAX_TOKENS,
@@ -45,6 +44,23 @@ from weightctl.translate.tokenizer.tokenizer_config import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+# The readers of each kind of tokenizer: `(files: TokenizerFiles, model_type: str) -> Tokenizer`.
+# Ids of special tokens, flags, templates and padding from the other files are added to the result.
+READERS: dict[str, str] = {
+    "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
+    "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
+    "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
+    "RWKV": "weightctl.translate.tokenizer.rwkv:from_files",
+}
+# The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
+# document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.
+WRITERS: dict[str, str] = {
+    "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
+    "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
+    "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
+    "gemma4": "weightctl.translate.tokenizer.sentencepiece.documents:to_merged_json",
+    "t5": "weightctl.translate.tokenizer.sentencepiece.documents:to_unigram_json",
+}
 
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 _NO_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from weightctl.errors import WeightctlError
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.formats.sharded.gathered import GatheredSource
+    from weightctl.graph.graph import Weight
     from weightctl.graph.types import TensorType
-    from weightctl.graph.weight import Weight
     from weightctl.nn.models.network import Network
     from weightctl.weights.derived import ReadableTensor
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
     from weightctl.verify.request import Request, Workers
+    from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.source import Source
 
 
 # Floating-point values of any width.

@@ -14,9 +14,8 @@ from weightctl.dtype import DType
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError, EngineError, GraphError, TokenizerError
 from weightctl.graph import ops
-from weightctl.graph.graph import Graph
+from weightctl.graph.graph import Graph, Weight
 from weightctl.graph.types import TensorType
-from weightctl.graph.weight import Weight
 from weightctl.nn.precision import weight_as
 from weightctl.schemes.buffers import is_buffer
 from weightctl.system.registry import load

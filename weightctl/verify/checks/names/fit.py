@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.family import Family, TensorNames
+    from weightctl.families.family import Family
     from weightctl.families.keys import Key
+    from weightctl.families.parts import TensorNames
     from weightctl.weights.info import TensorInfo
 
 
