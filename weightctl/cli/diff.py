@@ -271,7 +271,9 @@ def _document(
             }
             for name, each in found.differences.items()
         ],
-        "layers": None if layers is None else [layer_document(each) for each in layers],
+        "layers": None
+        if layers is None
+        else [each._asdict() | {"change": change_document(each.change)} for each in layers],
     }  # fmt: skip
 
 
@@ -340,39 +342,32 @@ def patch_document(written: WrittenPatch) -> dict[str, Any]:
 
 def change_rows(differences: Mapping[str, Difference]) -> Iterator[Sequence[Cell]]:
     """Yield a heading and a row for each tensor whose values differ, in the given order."""
-    yield [
-        Cell("tensor", "bold"),
-        Cell("type", "bold"),
-        Cell("relative RMSE", "bold", right=True, short="rel. RMSE"),
-        Cell("largest difference", "bold", right=True, short="largest"),
-        Cell(""),
-    ]
+    yield _heading(Cell("tensor"), Cell("type"))
     for name, each in differences.items():
         if each.change is None or each.first is None or each.second is None:
             continue
-        types = dict.fromkeys((each.first.encoding, each.second.encoding))
-        yield [
-            Cell(f"~ {name}", "yellow"),
-            Cell(" -> ".join(types), "cyan"),
-            *_figures(each.change),
-        ]
+        types = _arrow((each.first.encoding, each.second.encoding))
+        yield [Cell(f"~ {name}", "yellow"), Cell(types, "cyan"), *_figures(each.change)]
 
 
 def layer_rows(layers: Iterable[LayerChange]) -> Iterator[Sequence[Cell]]:
     """Yield a heading and a row for each layer, with the change of all its tensors together."""
-    yield [
-        Cell("layer", "bold"),
-        Cell("tensors that differ", "bold", right=True, short="differ"),
-        Cell("relative RMSE", "bold", right=True, short="rel. RMSE"),
-        Cell("largest difference", "bold", right=True, short="largest"),
-        Cell(""),
-    ]
+    yield _heading(Cell("layer"), Cell("tensors that differ", right=True, short="differ"))
     for each in layers:
         yield [
             Cell("other" if each.layer is None else str(each.layer)),
             Cell(f"{each.changed} of {each.tensors}", right=True),
             *_figures(each.change),
         ]
+
+
+def _heading(*first: Cell) -> list[Cell]:
+    """Return a heading: the given cells, and the titles of the figures of a change."""
+    figures = (
+        Cell("relative RMSE", right=True, short="rel. RMSE"),
+        Cell("largest difference", right=True, short="largest"),
+    )
+    return [*(cell._replace(style="bold") for cell in (*first, *figures)), Cell("")]
 
 
 def _figures(change: ValueChange) -> tuple[Cell, Cell, Cell]:
@@ -399,23 +394,4 @@ def change_document(change: ValueChange | None) -> dict[str, Any] | None:
     """Return a change as a JSON object; figures that are not finite are null."""
     if change is None:
         return None
-    figures = change._asdict()
-    rmse, largest = (
-        figures[key] if isfinite(figures[key]) else None
-        for key in ("relative_rmse", "max_difference")
-    )
-    return {
-        "relative_rmse": rmse,
-        "max_difference": largest,
-        "nonfinite": change.nonfinite,
-    }
-
-
-def layer_document(layer: LayerChange) -> dict[str, Any]:
-    """Return the change of a layer as a JSON object."""
-    return {
-        "layer": layer.layer,
-        "tensors": layer.tensors,
-        "changed": layer.changed,
-        "change": change_document(layer.change),
-    }
+    return {key: value if isfinite(value) else None for key, value in change._asdict().items()}

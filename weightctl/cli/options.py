@@ -38,26 +38,11 @@ _MOST_NAMES = 60
 _INPUTS = ("path", "paths", "first", "second")
 
 
-def complete_formats() -> list[str]:
-    """Return the formats that --from accepts."""
-    return list(ALL_FORMATS)
-
-
-def complete_written_formats() -> list[str]:
-    """Return the formats that --to accepts."""
-    return list(WRITTEN_FORMATS)
-
-
 def complete_checks() -> list[str]:
     """Return the names of the checks of `weightctl verify`."""
     from weightctl.verify import CHECKS
 
     return list(CHECKS)
-
-
-def complete_devices() -> list[str]:
-    """Return devices for --device; their number is unknown, since torch is not loaded."""
-    return ["cpu", "cuda"]
 
 
 def complete_quant_types(incomplete: str) -> list[str]:
@@ -194,8 +179,8 @@ OutputFile = Annotated[str | None, typer.Option(callback=locate_local)]
 Anonymous = Annotated[
     bool, typer.Option("--anonymous", callback=_forget_credentials, is_eager=True)
 ]
-From = Annotated[str | None, typer.Option("--from", autocompletion=complete_formats)]
-To = Annotated[str | None, typer.Option("--to", autocompletion=complete_written_formats)]
+From = Annotated[str | None, typer.Option("--from", autocompletion=lambda: list(ALL_FORMATS))]
+To = Annotated[str | None, typer.Option("--to", autocompletion=lambda: list(WRITTEN_FORMATS))]
 TensorNames = Annotated[list[str] | None, typer.Option(autocompletion=complete_tensor_names)]
 Dtype = Annotated[str | None, typer.Option(autocompletion=complete_types)]
 Quant = Annotated[str | None, typer.Option(autocompletion=complete_quant_types)]
@@ -203,7 +188,8 @@ TensorTypes = Annotated[
     list[str] | None, typer.Option("--tensor-type", autocompletion=complete_type_rules)
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set")]
-Device = Annotated[str, typer.Option(autocompletion=complete_devices)]
+# The number of devices is unknown, since torch is not loaded.
+Device = Annotated[str, typer.Option(autocompletion=lambda: ["cpu", "cuda"])]
 AtLeastOne = Annotated[int | None, typer.Option(min=1)]
 Threads = Annotated[int | None, typer.Option("--threads", "-j", min=1)]
 Memory = Annotated[str, typer.Option("--mem")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from weightctl.cli.render import Cell
+from weightctl.cli.render import Cell, list_ranges
 from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
@@ -148,13 +148,7 @@ def join_ranges(segments: Sequence[str]) -> str:
     """Return different numbers, in order, as one text: `[0-2,4]`, or `4` for one number."""
     if len(segments) == 1:
         return segments[0]
-    runs: list[list[int]] = []
-    for number in map(int, segments):
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1][-1:] = [number] if len(runs[-1]) > 1 else [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return "[" + ",".join("-".join(map(str, run)) for run in runs) + "]"
+    return f"[{','.join(list_ranges(map(int, segments)))}]"
 
 
 def outline(

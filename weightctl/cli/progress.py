@@ -94,7 +94,10 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
     ]
     if has_workers and shutil.get_terminal_size().columns < _WIDTH_OF_ALL:
         del columns[2]
-    columns += [_make_workers_column(whole)] if has_workers else _network_columns(whole)
+    if has_workers:
+        columns.append(_make_column(whole, _count_tasks))
+    elif TRAFFIC.counts.requests:
+        columns.append(_make_column(whole, _NetworkRate().describe))
     with listening(_ignore), _progress(*columns) as progress:
         task = progress.add_task("", total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
@@ -123,24 +126,26 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
             )
 
 
-def _make_workers_column(column: Column) -> ProgressColumn:
-    """Return the column that shows how many tasks workers have done, lost and copied."""
+def _make_column(column: Column, describe: Callable[[], str]) -> ProgressColumn:
+    """Return a column that shows a text, which is made again each time that it is drawn."""
     from rich.progress import ProgressColumn
     from rich.text import Text
 
-    class _WorkersColumn(ProgressColumn):
-        """The tasks that are done, and those that were lost with a worker."""
-
+    class _TextOfNow(ProgressColumn):
         def render(self, task: Task) -> Text:
-            """Return the text of the column."""
             del task
-            counts = WORKERS.counts
-            parts = [f"{counts.done:,}/{counts.tasks:,} tasks"]
-            parts += [f"{counts.lost:,} lost"] if counts.lost else []
-            parts += [f"{counts.copies:,} copied"] if counts.copies else []
-            return Text(", ".join(parts), style="cyan")
+            return Text(describe(), style="cyan")
 
-    return _WorkersColumn(table_column=column)
+    return _TextOfNow(table_column=column)
+
+
+def _count_tasks() -> str:
+    """Return how many tasks workers have done, lost and copied, for the bar."""
+    counts = WORKERS.counts
+    parts = [f"{counts.done:,}/{counts.tasks:,} tasks"]
+    parts += [f"{counts.lost:,} lost"] if counts.lost else []
+    parts += [f"{counts.copies:,} copied"] if counts.copies else []
+    return ", ".join(parts)
 
 
 def describe_workers(counts: WorkerCounts) -> str:
@@ -151,37 +156,26 @@ def describe_workers(counts: WorkerCounts) -> str:
     return ", ".join(parts)
 
 
-def _network_columns(column: Column) -> list[ProgressColumn]:
-    """Return a column with the rate of network traffic; none if no request was made so far."""
-    if not TRAFFIC.counts.requests:
-        return []
-    from rich.progress import ProgressColumn
-    from rich.text import Text
+class _NetworkRate:
+    """The rate at which bytes are received and sent, averaged over some seconds."""
 
-    class _NetworkColumn(ProgressColumn):
-        """The rate at which bytes are received and sent, averaged over some seconds."""
+    def __init__(self) -> None:
+        self._seen = deque([(time.monotonic(), self._count_bytes())])
 
-        def __init__(self) -> None:
-            super().__init__(table_column=column)
-            self._seen = deque([(time.monotonic(), self._count_bytes())])
+    @staticmethod
+    def _count_bytes() -> int:
+        counts = TRAFFIC.counts
+        return counts.bytes_read + counts.bytes_sent
 
-        @staticmethod
-        def _count_bytes() -> int:
-            counts = TRAFFIC.counts
-            return counts.bytes_read + counts.bytes_sent
-
-        def render(self, task: Task) -> Text:
-            """Return the text of the column."""
-            del task
-            now, nbytes = time.monotonic(), self._count_bytes()
-            self._seen.append((now, nbytes))
-            while len(self._seen) > 2 and now - self._seen[1][0] > _AVERAGED:
-                self._seen.popleft()
-            before, had = self._seen[0]
-            rate = int((nbytes - had) / max(now - before, 0.1))
-            return Text(f"network {format_size(rate)}/s", style="cyan")
-
-    return [_NetworkColumn()]
+    def describe(self) -> str:
+        """Return the rate as text, for the bar."""
+        now, nbytes = time.monotonic(), self._count_bytes()
+        self._seen.append((now, nbytes))
+        while len(self._seen) > 2 and now - self._seen[1][0] > _AVERAGED:
+            self._seen.popleft()
+        before, had = self._seen[0]
+        rate = int((nbytes - had) / max(now - before, 0.1))
+        return f"network {format_size(rate)}/s"
 
 
 def _ignore(_phase: str) -> None:

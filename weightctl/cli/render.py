@@ -347,10 +347,15 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
 
 def join_ranks(ranks: Sequence[int]) -> str:
     """Return the numbers of ranks as text, with ranges: `0-3, 6`."""
+    return ", ".join(list_ranges(ranks))
+
+
+def list_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return different numbers, in order, as texts with ranges: `0-3`, `6`."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] + 1 == rank:
-            runs[-1].append(rank)
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
         else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]

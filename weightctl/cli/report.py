@@ -101,13 +101,11 @@ def summary(
     lines = [
         [Cell(f"{printable(path)} -> {_place(where, outcome)} ({where.format})", "bold")],
         [Cell(f"{sizes}{ratio}; {_files(outcome)}")],
-        *([Cell(text)] for text in _documents(outcome)),
-        *([Cell(text)] for text in filter(None, [plan.translation])),
-        *([Cell(text)] for text in _changes(plan)),
-        *([Cell(text)] for text in _recipe(plan)),
-        *([Cell(text)] for text in _scheme(plan)),
-        *([Cell(text, "yellow")] for text in _substitutes(plan)),
     ]
+    if outcome.documents:
+        lines.append([Cell(describe_other_files([*outcome.documents, *outcome.carried]))])
+    lines += [[Cell(text)] for text in _describe_plan(plan)]
+    lines += [[Cell(text, "yellow")] for text in _substitutes(plan)]
     if saved is None:
         return [*lines, [Cell(_count_exact(plan))], [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
@@ -154,46 +152,25 @@ def _files(outcome: Outcome) -> str:
     return f"{what} {format_size(outcome.nbytes)}"
 
 
-def _documents(outcome: Outcome) -> Iterator[str]:
-    if outcome.documents:
-        yield describe_other_files([*outcome.documents, *outcome.carried])
-
-
 def describe_other_files(names: Iterable[str], where: str = "") -> str:
     """Return a line that lists the other files of an output, the most important first."""
     sought = sorted(names, key=lambda name: (name not in _SOUGHT, name))
     return f"other files{where}: {join_names(sought, 2)}"
 
 
-def _changes(plan: Plan) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for item in plan.items:
-        if item.weight:
-            continue
-        before, after = item.stored.encoding.name, item.info.encoding.name
-        if before != after:
-            change = f"{before} -> {after}"
-        elif item.is_copy:
-            change = f"{before} kept"
-        else:  # computed from the stored tensor, and stored in the same type
-            change = f"{before} -> {item.source.encoding} -> {after}"
-        counts[change] = counts.get(change, 0) + 1
-    for change, count in counts.items():
+def _describe_plan(plan: Plan) -> Iterator[str]:
+    """Yield lines on what a plan does with types: changes, recipe and schemes."""
+    yield from [plan.translation] if plan.translation else []
+    for change, count in Counter(_change(item) for item in plan.items if not item.weight).items():
         yield f"{count} x {change}"
     if left := len(plan.source.header.tensors) - len(plan.items):
         yield f"{left} left out"
-
-
-def _recipe(plan: Plan) -> Iterator[str]:
     chosen = (item for item in plan.items if item.line and not item.line.startswith(BY_RULE))
     # A tensor that is copied because it already has its fallback type counts as well.
     counts = Counter(item.info.encoding.name for item in chosen if item.asked or not item.is_copy)
     if plan.recipe and counts:
         made = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         yield f"recipe {printable(plan.recipe)}: {made}"
-
-
-def _scheme(plan: Plan) -> Iterator[str]:
     for scheme in dict.fromkeys(item.scheme for item in plan.items if item.weight):
         stored = [item for item in plan.items if item.weight and item.scheme == scheme]
         weights = {item.weight for item in stored}
@@ -202,6 +179,15 @@ def _scheme(plan: Plan) -> Iterator[str]:
             f"{pluralize(len(weights), 'weight')} stored as {scheme}: "
             f"{pluralize(len(stored), 'tensor')}, {nbytes}"
         )
+
+
+def _change(item: Item) -> str:
+    """Return how the type of a tensor changes."""
+    before, after = item.stored.encoding.name, item.info.encoding.name
+    if before != after:
+        return f"{before} -> {after}"
+    # A tensor can be computed from the stored one, and stored in the same type.
+    return f"{before} kept" if item.is_copy else f"{before} -> {item.source.encoding} -> {after}"
 
 
 def _count_exact(plan: Plan) -> str:

@@ -90,26 +90,20 @@ class RankFileLayout(Enum):
     VLLM = "vllm"
 
 
-def _degrees() -> list[str]:
-    return [_AUTO]
-
-
-def _formats() -> list[str]:
-    return ["safetensors", "gguf"]
-
-
 @app.command()
 def shard(
     *,
     path: options.Path,
     out: Annotated[str | None, typer.Argument()] = None,
-    tensor: Annotated[str | None, typer.Option("--tp", autocompletion=_degrees)] = None,
+    tensor: Annotated[str | None, typer.Option("--tp", autocompletion=lambda: [_AUTO])] = None,
     experts: Annotated[int | None, typer.Option("--ep", min=1)] = None,
     stages: Annotated[int | None, typer.Option("--pp", min=1)] = None,
     rules: Annotated[str | None, typer.Option("--plan")] = None,
     layout: RankFileLayout | None = None,
     gather: Annotated[bool, typer.Option("--gather")] = False,
-    to: Annotated[str | None, typer.Option("--to", autocompletion=_formats)] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", autocompletion=lambda: ["safetensors", "gguf"])
+    ] = None,
     header_room: str | None = None,
     source_format: options.From = None,
     force: options.Force = False,
