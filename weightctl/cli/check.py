@@ -22,7 +22,7 @@ from weightctl.errors import ConversionError
 from weightctl.text.wording import join_names, pluralize, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.check.checking import Checked
     from weightctl.check.rules import JsonChange, RuleFinding
@@ -69,10 +69,8 @@ def check(
     checked = apply_rules(path, source_format=source_format, fix=fix, dry_run=dry_run)
     code = int(bool(checked.findings or (dry_run and checked.fixed)))
     if sarif is not None:
-        from weightctl.cli.sarif import write_rule_sarif
-
         found = [*checked.findings, *(checked.fixed if dry_run else ())]
-        write_rule_sarif(sarif, found, exit_code=code, force=force)
+        _write_sarif(sarif, found, exit_code=code, force=force)
     if as_json:
         show_document(_document(checked, dry_run=dry_run))
     else:
@@ -173,3 +171,31 @@ def _document_finding(finding: RuleFinding) -> dict[str, Any]:
             for change in finding.changes
         ],
     }
+
+
+def _write_sarif(
+    path: str, findings: Sequence[RuleFinding], *, exit_code: int, force: bool
+) -> None:
+    """Write a report with all rules, and a result for each finding."""
+    from weightctl.check.rules import RULES
+    from weightctl.cli.sarif import make_location, make_result, make_rule, write_sarif
+
+    order = [*RULES]
+    rules = [
+        make_rule(
+            name,
+            rule.level.value,
+            f"{rule.about[:1].upper()}{rule.about[1:]}.",
+            f"{rule.details[:1].upper()}{rule.details[1:]}.",
+        )
+        for name, rule in RULES.items()
+    ]
+    results = [
+        make_result(
+            (order.index(each.rule), each.rule, _level(each)),
+            f"{printable(each.where)} {printable(each.text)}".strip(),
+            make_location(each.path, each.where),
+        )
+        for each in findings
+    ]
+    write_sarif(path, rules, results, exit_code=exit_code, force=force)

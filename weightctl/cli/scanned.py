@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.costs import show_document
-from weightctl.cli.findings import ScannedFile
 from weightctl.cli.render import (
     Cell,
     columns,
@@ -41,7 +40,7 @@ from weightctl.text.wording import pluralize, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.cli.findings import ScanFinding
+    from weightctl.formats.scanning import FoundCode
 
 # A file name may state any number of parts, so larger numbers are ignored.
 _MOST_PARTS = 1000
@@ -63,6 +62,82 @@ _WORDS = {
     Severity.UNKNOWN: Cell("unknown", "yellow"),
     Severity.KNOWN: Cell("known", "green"),
 }
+
+
+_SEVERITIES = [*Severity]
+
+
+class ScanFinding(NamedTuple):
+    """A global that a file names, other code, or why a part of the file cannot be judged.
+
+    `severity` is None if the part cannot be judged; `text` is then the reason, and otherwise the
+    global's name or what the code is. `offset` is counted as in `Scanned`.
+    """
+
+    path: str
+    text: str
+    severity: Severity | None
+    offset: int
+    member: str
+    is_code: bool = False
+
+
+class ScannedFile:
+    """A file with its pickles and other code; what `allowed` selects counts as known."""
+
+    def __init__(self, path: str, scanned: Sequence[Scanned], allowed: AllowList) -> None:
+        self.path = path
+        self.pickles = [each for each in scanned if each.code is None]
+        self.code = [each for each in scanned if each.code is not None]
+        self._allowed = allowed.select(
+            [each.path for pickle in self.pickles for each in pickle.names.named]
+        )
+        self._allowed_code = allowed.select_code(each.code for each in self.code if each.code)
+        # A global counts once, with its highest severity.
+        named: dict[str, ScanFinding] = {}
+        for each in sorted(self._named(), key=_rank):
+            named.setdefault(each.text, each)
+        self.findings = [*self._unread(), *named.values()]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the whole file can be judged and all globals that it names are known."""
+        return all(each.severity is Severity.KNOWN for each in self.findings)
+
+    @property
+    def pickle_count(self) -> int:
+        """The number of pickles that were read, at least in part."""
+        return sum(bool(each.names.named) or not each.names.problem for each in self.pickles)
+
+    def severity(self, pickle: Scanned, name: str) -> Severity:
+        """Return the severity of a global that a pickle of this file names."""
+        return Severity.KNOWN if name in self._allowed else pickle.severity(name)
+
+    def code_severity(self, code: FoundCode) -> Severity:
+        """Return the severity of code of this file."""
+        return Severity.KNOWN if code in self._allowed_code else code.severity
+
+    def _named(self) -> Iterator[ScanFinding]:
+        for pickle in self.pickles:
+            for each in pickle.names.named:
+                severity = self.severity(pickle, each.path)
+                yield ScanFinding(self.path, each.path, severity, each.offset, pickle.member)
+        for scanned in self.code:
+            if code := scanned.code:
+                severity = self.code_severity(code)
+                yield ScanFinding(
+                    self.path, code.label, severity, code.offset, scanned.member, is_code=True
+                )
+
+    def _unread(self) -> Iterator[ScanFinding]:
+        for pickle in self.pickles:
+            if problem := pickle.names.problem:
+                yield ScanFinding(self.path, problem, None, pickle.start, pickle.member)
+
+
+def _rank(finding: ScanFinding) -> int:
+    """Return the sort key of a finding, by decreasing severity."""
+    return -1 if finding.severity is None else _SEVERITIES.index(finding.severity)
 
 
 class ScanChoices(NamedTuple):
@@ -113,10 +188,8 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
         _show(found, choices)
     code = 2 if errors else int(not all(each.is_clean for each in found))
     if choices.sarif is not None:
-        from weightctl.cli.sarif import write_sarif
-
         findings = [each for file in found for each in file.findings]
-        write_sarif(choices.sarif, findings, errors, exit_code=code, force=choices.force)
+        _write_sarif(choices.sarif, findings, errors, exit_code=code, force=choices.force)
     return code
 
 
@@ -336,3 +409,71 @@ def _file_document(file: ScannedFile) -> dict[str, Any]:
             if scanned.code
         ],
     }
+
+
+# The findings as SARIF.
+
+# The SARIF rules of findings: whether it is code outside of pickles, and the severity; then the
+# rule's name, level and description.
+_RULES: dict[tuple[bool, Severity | None], tuple[str, str, str]] = {
+    (False, Severity.DANGEROUS): (
+        "dangerous-global",
+        "error",
+        "A pickle names a global that can run code, change files or reach a network.",
+    ),
+    (False, Severity.UNKNOWN): (
+        "unknown-global",
+        "warning",
+        "A pickle names a global that is not in the list of known globals.",
+    ),
+    (False, None): (
+        "unread-pickle",
+        "error",
+        "A part of a file cannot be judged, so it may name a dangerous global.",
+    ),
+    (True, Severity.DANGEROUS): (
+        "dangerous-code",
+        "error",
+        "A program that loads the file runs code that is recognized as harmful.",
+    ),
+    (True, Severity.UNKNOWN): (
+        "unknown-code",
+        "warning",
+        "A program that loads the file runs or imports code, which weightctl does not judge.",
+    ),
+}
+
+
+def _write_sarif(
+    path: str,
+    findings: Sequence[ScanFinding],
+    errors: Sequence[str],
+    *,
+    exit_code: int,
+    force: bool,
+) -> None:
+    """Write a report with a result for each finding, except known globals."""
+    from weightctl.cli.sarif import make_rule, write_sarif
+
+    rules = [make_rule(*rule) for rule in _RULES.values()]
+    results = [_make_sarif_result(each) for each in findings if each.severity is not Severity.KNOWN]
+    write_sarif(path, rules, results, errors, exit_code=exit_code, force=force)
+
+
+def _make_sarif_result(finding: ScanFinding) -> dict[str, Any]:
+    """Return a finding as a result of SARIF."""
+    from weightctl.cli.sarif import make_location, make_result
+
+    key = finding.is_code, finding.severity
+    rule, level, _ = _RULES[key]
+    member, shown = printable(finding.member), printable(finding.text)
+    where = f"byte {finding.offset}" + (f" of {member}" if member else "")
+    if finding.severity is None:
+        text = f"cannot be judged: {shown}"
+    else:
+        text = shown if finding.is_code else f"a pickle names {shown}"
+    location = make_location(finding.path, finding.member)
+    if not member:  # otherwise, the offset may count unpacked bytes, not bytes of the file
+        location["physicalLocation"]["region"] = {"byteOffset": finding.offset}
+    result = make_result(([*_RULES].index(key), rule, level), f"{text} ({where})", location)
+    return result | {"properties": {"global": None if finding.severity is None else shown}}
