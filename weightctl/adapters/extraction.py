@@ -76,7 +76,6 @@ class Extraction:
 
     @property
     def notes(self) -> list[str]:
-        """What the adapter lacks."""
         if not self.left:
             return []
         shown = join_names(self.left, _MOST_NAMED)

@@ -114,7 +114,6 @@ class LoraAdapter:
 
     @property
     def fan_in_fan_out(self) -> bool:
-        """PEFT's setting of this name."""
         return self.document.get("fan_in_fan_out") is True
 
 

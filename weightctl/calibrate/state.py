@@ -147,7 +147,6 @@ class RunState:
         return made
 
     def close(self) -> None:
-        """Close the files."""
         for descriptor in (self._read_from, self._write_to):
             if descriptor >= 0:
                 os.close(descriptor)

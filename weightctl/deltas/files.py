@@ -68,7 +68,6 @@ class CheckpointFiles(NamedTuple):
             file.refuse_change()
 
     def close(self) -> None:
-        """Close the files."""
         for file in self.files.values():
             file.close()
 

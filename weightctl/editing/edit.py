@@ -414,7 +414,6 @@ class NewFile:
         return clone_range_at(source.fileno(), self._file.descriptor, old, new, nbytes)
 
     def discard(self) -> None:
-        """Close and remove the file."""
         with suppress(OSError):
             os.unlink(self.temporary)
         self.close()

@@ -72,12 +72,10 @@ class EditPlan:
 
     @property
     def changed_files(self) -> list[FileEdit]:
-        """The files that change."""
         return [file for file in self.files if file.layout is not None]
 
     @property
     def format(self) -> str:
-        """The format of the files."""
         return header_of(self.weights).format
 
 

@@ -47,7 +47,6 @@ class DeviceBuffer(Buffer):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
         return self.tensor.nbytes
 
     @property

@@ -56,12 +56,10 @@ class CompressedConfig(DecoderConfig):
 
     @property
     def compressed_layers(self) -> tuple[bool, ...]:
-        """The layers with compressed keys."""
         return tuple(ratio > 0 for ratio in self.compress_ratios)
 
     @property
     def selecting_layers(self) -> tuple[bool, ...]:
-        """The layers with an indexer."""
         return tuple(ratio == OVERLAPPING for ratio in self.compress_ratios)
 
     @property

@@ -370,11 +370,9 @@ class DecoderConfig:
         return self.attention_chunk if self.chunked_layers and self.chunked_layers[layer] else None
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer has experts."""
         return self.experts > 0 and (self.sparse_layers is None or self.sparse_layers[layer])
 
     def is_rotated(self, layer: int) -> bool:
-        """Whether a layer has RoPE."""
         return self.rotated_layers is None or self.rotated_layers[layer]
 
 

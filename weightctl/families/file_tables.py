@@ -131,7 +131,6 @@ class FileTable:
         return self._values[name]
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Take a text."""
         return self._take(name, str, "a text", default)
 
     def template(self, name: str, default: str | None = None) -> str:
@@ -158,7 +157,6 @@ class FileTable:
         return found
 
     def number(self, name: str) -> int:
-        """Take a whole number."""
         return self._take(name, int, "a whole number", None)
 
     def real(self, name: str) -> float:
@@ -166,7 +164,6 @@ class FileTable:
         return self._take(name, float, "a number with a point", None)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Take a flag."""
         return self._take(name, bool, "true or false", default)
 
     def texts(self, name: str, count: int | None = None) -> tuple[str, ...]:
@@ -200,7 +197,6 @@ class FileTable:
         return {name: self.table(name) for name in self.names()}
 
     def items(self, name: str) -> list[Any]:
-        """Take a list of anything."""
         return self._take(name, list, "a list", [])
 
     def within(self, item: object, name: str) -> FileTable:

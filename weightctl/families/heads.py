@@ -32,7 +32,6 @@ class LabelNames(NamedTuple):
     """The name of each label, in order."""
 
     def read(self, content: object) -> tuple[str, ...]:
-        """Return the names."""
         if not is_sequence(content) or not all(isinstance(each, str) for each in content):
             raise ValueError(f"is {show_value(content)}; it must be a list of names")
         return tuple(content)

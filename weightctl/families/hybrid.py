@@ -85,7 +85,6 @@ def check_hybrid(fields: Fields) -> Fields:
 
 
 def mark_all(fields: Fields) -> tuple[bool, ...]:
-    """Mark all layers."""
     count: int = fields["layers"]
     return (True,) * count
 
@@ -116,7 +115,6 @@ def _find_others(fields: Fields) -> tuple[bool, ...]:
 
 
 def mark_none(fields: Fields) -> tuple[bool, ...]:
-    """Mark no layer."""
     count: int = fields["layers"]
     return (False,) * count
 
@@ -125,16 +123,13 @@ class _IsRotated(NamedTuple):
     """A flag: whether attention has RoPE."""
 
     def read(self, content: object) -> str:
-        """Return how positions are encoded."""
         return "rope" if FLAG.read(content) else "none"
 
     @property
     def gguf_type(self) -> str:
-        """The type of a flag."""
         return FLAG.gguf_type
 
     def write(self, value: Any) -> bool:
-        """Return whether it is RoPE."""
         return bool(value == "rope")
 
 

@@ -38,7 +38,6 @@ class FamilyLine(NamedTuple):
     family: Family | None = None
 
     def load(self) -> Family:
-        """Read or import the family."""
         if self.family is not None:
             return self.family
         if self.source.endswith(".toml"):

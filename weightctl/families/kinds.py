@@ -43,7 +43,6 @@ class WholeNumber(NamedTuple):
     most: int
 
     def read(self, content: object) -> int:
-        """Return the number."""
         if type(content) is int and self.least <= content <= self.most:
             return content
         expected = f"an integer from {self.least} to {self.most}"
@@ -51,11 +50,9 @@ class WholeNumber(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """`u32`."""
         return "u32"
 
     def write(self, value: Any) -> int:
-        """Return the number."""
         return self.read(value)
 
 
@@ -76,7 +73,6 @@ class Real(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """`f32`."""
         return "f32"
 
     def write(self, value: Any) -> float:
@@ -97,18 +93,15 @@ class WholeReal(NamedTuple):
     most: int
 
     def read(self, content: object) -> int:
-        """Return the number."""
         if isinstance(content, float) and content.is_integer():
             content = int(content)
         return WholeNumber(*self).read(content)
 
     @property
     def gguf_type(self) -> str:
-        """`f32`."""
         return "f32"
 
     def write(self, value: Any) -> int:
-        """Return the number."""
         return self.read(value)
 
 
@@ -119,7 +112,6 @@ class Reals(NamedTuple):
     most: int
 
     def read(self, content: object) -> tuple[float, ...]:
-        """Return the numbers."""
         if not is_sequence(content) or not 0 < len(content) <= self.most:
             raise ValueError(
                 f"is {show_value(content)}; it must be a list of 1 to {self.most} numbers"
@@ -128,7 +120,6 @@ class Reals(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """`array[f32]`."""
         return "array[f32]"
 
     def write(self, value: Any) -> list[float]:
@@ -149,7 +140,6 @@ class ScaledReal(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """The type of the numbers."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> float:
@@ -158,21 +148,16 @@ class ScaledReal(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """True or false."""
-
     def read(self, content: object) -> bool:
-        """Return the flag."""
         if isinstance(content, bool):
             return content
         raise ValueError(f"is {show_value(content)}; it must be true or false")
 
     @property
     def gguf_type(self) -> str:
-        """`bool`."""
         return "bool"
 
     def write(self, value: Any) -> bool:
-        """Return the flag."""
         return self.read(value)
 
 
@@ -193,7 +178,6 @@ class Choice(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """`string`."""
         return "string"
 
     def write(self, value: Any) -> str:
@@ -215,18 +199,15 @@ class Exactly(NamedTuple):
     reason: str
 
     def read(self, content: object) -> object:
-        """Return the value."""
         if type(content) is type(self.value) and content == self.value:
             return content
         raise ValueError(f"is {show_value(content)}: {self.reason}")
 
     @property
     def gguf_type(self) -> str:
-        """The type of the value."""
         return _GGUF_TYPES[type(self.value)]
 
     def write(self, value: Any) -> object:
-        """Return the value."""
         return self.read(value)
 
 
@@ -244,7 +225,6 @@ class OrNone(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """The type of `kind`."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:

@@ -34,7 +34,6 @@ class Layered(NamedTuple):
         return f"array[{self.kind.gguf_type}]"
 
     def write(self, value: Any) -> Any:
-        """Return the list of values."""
         return [self.kind.write(each) for each in value]
 
 
@@ -56,11 +55,9 @@ class Uniform(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """The type of the value."""
         return self.kind.gguf_type
 
     def write(self, value: Any) -> Any:
-        """Return the value."""
         return self.kind.write(value)
 
 
@@ -106,7 +103,6 @@ class LayerOnes(NamedTuple):
         return "array[u32]"
 
     def write(self, value: Sequence[bool]) -> list[int]:
-        """Return the ones and zeros."""
         return list(map(int, value))
 
 
@@ -154,7 +150,6 @@ class LayerChoice(NamedTuple):
         return "array[string]"
 
     def write(self, value: Sequence[bool]) -> list[str]:
-        """Return the words."""
         return [self.word if has else self.other for has in value]
 
 
@@ -164,7 +159,6 @@ class LayerIndices(NamedTuple):
     is_increasing: bool = False
 
     def read(self, content: object) -> tuple[int, ...]:
-        """Return the numbers in order."""
         if not is_sequence(content) or len(content) > LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must be a list of layer numbers")
         if not all(type(each) is int and 0 <= each < LAYERS.most for each in content):
@@ -180,7 +174,6 @@ class LayerIndices(NamedTuple):
         return "array[u32]"
 
     def write(self, value: Any) -> list[int]:
-        """Return the numbers."""
         return list(value)
 
 
@@ -197,7 +190,6 @@ class FlagMeaning(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """The type of a flag."""
         return FLAG.gguf_type
 
     def write(self, value: Any) -> bool:
@@ -227,7 +219,6 @@ class LayerWords(NamedTuple):
         return "array[string]"
 
     def write(self, value: Sequence[bool]) -> list[str]:
-        """Return the words."""
         return [LOCAL if is_windowed else GLOBAL for is_windowed in value]
 
 
@@ -235,7 +226,6 @@ class LayerFlags(NamedTuple):
     """A list with true for each layer with a sliding window, and false for the others."""
 
     def read(self, content: object) -> tuple[bool, ...]:
-        """Return the flags."""
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(
                 f"is {show_value(content)}; it must be a list with true or false for each layer"
@@ -250,7 +240,6 @@ class LayerFlags(NamedTuple):
         return "array[bool]"
 
     def write(self, value: Sequence[bool]) -> list[bool]:
-        """Return the flags."""
         return list(value)
 
 

@@ -41,7 +41,6 @@ class _LayerKinds(NamedTuple):
     inner: str
 
     def read(self, content: object) -> tuple[str, ...]:
-        """Return the words."""
         known = (_STATES, ATTENTION, self.inner)
         if not is_sequence(content) or not 0 < len(content) <= LAYERS.most:
             raise ValueError(f"is {show_value(content)}; it must have a word for each layer")
@@ -57,7 +56,6 @@ class _LayerKinds(NamedTuple):
         return "array[string]"
 
     def write(self, value: Any) -> list[str]:
-        """Return the words."""
         return list(value)
 
 

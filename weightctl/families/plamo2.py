@@ -55,7 +55,6 @@ class _HeadCount(NamedTuple):
         return f"array[{HEADS.gguf_type}]"
 
     def write(self, value: Any) -> Any:
-        """Return the number."""
         return HEADS.write(value)
 
 

@@ -78,7 +78,6 @@ def list_indices(fields: Fields) -> tuple[int, ...]:
 
 
 def list_no_indices(fields: Fields) -> tuple[int, ...]:
-    """Return no numbers."""
     del fields
     return ()
 
@@ -164,7 +163,6 @@ def find_difference_of_deepseek_v2(fields: Fields) -> str | None:
 
 
 def find_method(fields: Fields) -> str:
-    """Return how experts are selected."""
     return "greedy" if fields["expert_groups"] == 1 else "groups"
 
 
@@ -686,7 +684,6 @@ def mark_by_step(fields: Fields) -> tuple[bool, ...]:
 
 
 def mark_llama4_layers(fields: Fields) -> tuple[bool, ...]:
-    """Mark the layers with experts."""
     numbers = fields["expert_layers"]
     if numbers is None:
         return mark_by_step(fields)
@@ -1047,7 +1044,6 @@ def find_embedding_scale(fields: Fields) -> float:
 
 
 def mark_every_third(fields: Fields) -> tuple[bool, ...]:
-    """Mark every third layer."""
     return tuple(layer % 3 == 2 for layer in range(fields["layers"]))
 
 

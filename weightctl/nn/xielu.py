@@ -69,7 +69,6 @@ class _LearnedNumber(Module):
         self.weight = Weight("weight", DType.float32, shape, device)
 
     def __call__(self) -> Value:
-        """Return the number, in float32."""
         return weight_as(self.weight, DType.float32)
 
 

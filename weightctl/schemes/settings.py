@@ -211,7 +211,6 @@ def _find_alike(key: str, layers: Sequence[str]) -> list[str]:
 
 @cache
 def _read_table() -> dict[str, Any]:
-    """Return the table of settings."""
     import tomllib  # unquantized models do not need it
 
     return tomllib.loads(files("weightctl.schemes").joinpath("settings.toml").read_text("utf-8"))

@@ -89,7 +89,6 @@ class SchemeChoice(NamedTuple):
 
 
 def accept_any(_shape: tuple[int, ...], _: SchemeOptions) -> str:
-    """Accept weights of any shape."""
     return ""
 
 

@@ -238,7 +238,6 @@ class Combined:
         return (*self._first.files, *self._second.files)
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data."""
         return self._source(name).data(name)
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> Loss | None:

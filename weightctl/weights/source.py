@@ -28,12 +28,10 @@ class FileSource:
 
     @property
     def header(self) -> Header:
-        """The header of the files."""
         return self._header
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """The open files."""
         return self._files
 
     def data(self, name: str) -> WeightData:
@@ -133,16 +131,13 @@ class Held:
 
     @property
     def header(self) -> Header:
-        """The header of the tensors."""
         return self._header
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """Empty: everything is in memory."""
         return ()
 
     def data(self, name: str) -> WeightData:
-        """Return a tensor's data."""
         return self._tensors[name]
 
     def read_into(self, name: str, start: int, buffer: memoryview) -> None:
@@ -161,12 +156,10 @@ class Declared:
 
     @property
     def header(self) -> Header:
-        """An empty header."""
         return Header(format="declared", files=(), tensors={}, extents={})
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """Empty: there are no files."""
         return ()
 
     def data(self, name: str) -> WeightData:

@@ -35,7 +35,6 @@ class DiffusionLine(NamedTuple):
     kept: str
 
     def load(self) -> DiffusionFamily:
-        """Read the family."""
         return _read_table(self.source)
 
 

@@ -69,7 +69,6 @@ class MemoryEstimate:
 
     @property
     def weights(self) -> int:
-        """The bytes of all weights."""
         return sum(self.layer_weights) + self.output + self.embedding
 
     @property

@@ -35,7 +35,6 @@ class TowerLine(NamedTuple):
     tower: Tower | None = None
 
     def load(self) -> Tower:
-        """Read the tower."""
         return _read_table(self.source) if self.tower is None else self.tower
 
 

@@ -37,7 +37,6 @@ class _Shortest(NamedTuple):
     kind: Reals
 
     def read(self, content: object) -> tuple[float, ...]:
-        """Return the numbers."""
         return tuple(map(shortest, self.kind.read(content)))
 
     @property
@@ -46,7 +45,6 @@ class _Shortest(NamedTuple):
         return self.kind.gguf_type
 
     def write(self, value: Any) -> list[float]:
-        """Return the numbers."""
         return self.kind.write(value)
 
 
@@ -54,7 +52,6 @@ class _OneOver(NamedTuple):
     """An integer that is stored as its reciprocal."""
 
     def read(self, content: object) -> int:
-        """Return the integer."""
         if isinstance(content, int | float) and 1 / _MOST <= content <= 1:
             number = round(1 / content)
             if abs(number * content - 1) < 1e-6:
@@ -63,11 +60,9 @@ class _OneOver(NamedTuple):
 
     @property
     def gguf_type(self) -> str:
-        """`f32`."""
         return "f32"
 
     def write(self, value: int) -> float:
-        """Return the reciprocal."""
         return 1 / value
 
 
@@ -297,7 +292,6 @@ _WITH_RMS = (3200, 45)
 
 
 def find_internvl_norm(fields: Fields) -> str:
-    """Return which norms llama.cpp computes."""
     return "rms" if (fields["hidden"], fields["layers"]) == _WITH_RMS else "layer"
 
 
@@ -368,7 +362,6 @@ _USUAL_FRAMES = 2
 
 
 def list_full_layers(fields: Fields) -> tuple[int, ...]:
-    """Return the layers without windows."""
     if "full_every" not in fields:
         return _USUAL_FULL
     every = fields["full_every"]

@@ -39,7 +39,6 @@ class TowerConfig:
 
     @property
     def context(self) -> int:
-        """The number of positions."""
         return self.positions
 
     @property

@@ -106,7 +106,6 @@ def _quote_title(match: re.Match[str] | None) -> str:
 
 
 def document(file: Reader) -> NonCheckpointFile | None:
-    """Identify JSON by its keys."""
     text = _text(file)
     if not text.lstrip().startswith(("{", "[")):
         return None

@@ -91,7 +91,6 @@ class _PipedFile:
 
     @staticmethod
     def read(offset: int, nbytes: int) -> bytes:
-        """Return bytes of the file."""
         sys.stdout.buffer.write(_MESSAGE.pack(_READ, offset, nbytes))
         sys.stdout.buffer.flush()
         return receive_message(sys.stdin.buffer)

@@ -30,11 +30,9 @@ class PagedFile(RawIOBase):
         self._pages: dict[int, bytes] = {}
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Return True."""
         return True
 
     def tell(self) -> int:

@@ -223,7 +223,6 @@ class Machine:
         self._frame_end = self.base + self.at + length
 
     def byte(self) -> int:
-        """Return the next byte."""
         at = self.at
         self.at = at + 1
         return self.data[at]

@@ -233,7 +233,6 @@ class State:
         self.array: SizedObject | None = None
 
     def push(self, value: Any) -> None:
-        """Push an object."""
         if len(self.stack) >= LARGEST_STACK:
             raise LimitError(f"it has more than {LARGEST_STACK} objects on its stack")
         self.stack.append(value)
@@ -244,7 +243,6 @@ class State:
             raise ValueError("an opcode needs an object, but the stack is empty")
 
     def pop(self) -> Any:
-        """Pop the last object."""
         self.require(1)
         return self.stack.pop()
 

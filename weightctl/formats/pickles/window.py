@@ -66,7 +66,6 @@ class Window:
         return self._buffer, self.at - self._base, end - self._base
 
     def byte(self) -> int:
-        """Read a byte."""
         place = self.at - self._base
         if place < len(self._buffer):
             self.at += 1

@@ -102,7 +102,6 @@ class _Allowance:
             self._spend(0, sum(len(each) for each in texts if type(each) is str))
 
     def hold(self, nbytes: int) -> None:
-        """Count bytes that are copied."""
         self._held -= nbytes
         if self._held < 0:
             raise UnsoundTreeError(

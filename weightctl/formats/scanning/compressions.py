@@ -88,17 +88,14 @@ class _Inflated:
 
 
 def make_inflater() -> Decompressor:
-    """Return a decompressor of DEFLATE."""
     return _Inflated()
 
 
 def bzip2() -> Decompressor:
-    """Return a decompressor of bzip2."""
     return bz2.BZ2Decompressor()
 
 
 def _xz() -> Decompressor:
-    """Return a decompressor of xz."""
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY)
 
 
@@ -182,7 +179,6 @@ class Unpacked:
         self._start += dropped
 
     def _advance(self) -> None:
-        """Decompress the next piece."""
         stream = self._stream
         data = b""
         if stream.needs_input:

@@ -48,7 +48,6 @@ class FoundCode(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of the finding."""
         return f"code: {self.text}"
 
     @property

@@ -35,7 +35,6 @@ class Budget:
         self.reading = Reading(4 * nbytes + _READ)
 
     def unpack(self, nbytes: int) -> None:
-        """Count decompressed bytes."""
         self._unpacked -= nbytes
         if self._unpacked < 0:
             raise LimitError(f"its unpacked size is more than {self._most_unpacked >> 20} MiB")

@@ -103,7 +103,6 @@ class ChunkedSource:
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """The open files."""
         return self._files
 
     def with_header(self, header: Header) -> ChunkedSource:

@@ -56,7 +56,6 @@ class _Vector(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return self.ends[-1] if self.ends else 0
 
     def runs(self, start: int, count: int) -> Iterator[tuple[int, StoredChunk]]:

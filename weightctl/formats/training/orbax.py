@@ -200,7 +200,6 @@ class ArraySource:
 
     @property
     def files(self) -> tuple[Reader, ...]:
-        """The files of the checkpoint."""
         return self._files
 
     def data(self, name: str) -> WeightData:

@@ -317,7 +317,6 @@ def rope(x: ValueLike, cos: ValueLike, sin: ValueLike, *, interleaved: bool = Fa
 
 
 def infer_rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool) -> TensorType:
-    """Return the type of `x`."""
     del interleaved
     require_rank(x, 2)
     require_float(x)

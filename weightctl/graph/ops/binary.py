@@ -118,7 +118,6 @@ def infer_arithmetic(left: TensorType, right: TensorType, *, function: str) -> T
 
 
 def lower_arithmetic(left: Tensor, right: Tensor, *, function: str) -> Tensor:
-    """Return a copy."""
     import torch
 
     if not right.is_floating_point():
@@ -217,7 +216,6 @@ def infer_comparison(left: TensorType, right: TensorType, *, function: str) -> T
 
 
 def lower_comparison(left: Tensor, right: Tensor, *, function: str) -> Tensor:
-    """Return a copy."""
     import torch
 
     compute: Any = getattr(torch, COMPARISON_FUNCTIONS[function])
@@ -285,7 +283,6 @@ def infer_where(condition: TensorType, left: TensorType, right: TensorType) -> T
 
 
 def lower_where(condition: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Return a copy."""
     import torch
 
     return torch.where(condition, left, right)

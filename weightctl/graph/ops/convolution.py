@@ -29,7 +29,6 @@ def causal_convolution(x: ValueLike, weight: ValueLike, bias: ValueLike | None =
 def infer_causal_convolution(
     x: TensorType, weight: TensorType, bias: TensorType | None = None
 ) -> TensorType:
-    """Return the type of `x`."""
     require_float(x)
     given = (x, weight) if bias is None else (x, weight, bias)
     require_same_dtype(*given)

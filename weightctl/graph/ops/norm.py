@@ -29,7 +29,6 @@ def rms_norm(x: ValueLike, weight: ValueLike | None = None, epsilon: float = 1e-
 def infer_rms_norm(
     x: TensorType, weight: TensorType | None = None, *, epsilon: float
 ) -> TensorType:
-    """Return the type of `x`."""
     del epsilon
     require_rank(x, 1)
     require_float(x)

@@ -140,7 +140,6 @@ def infer_permute(x: TensorType, *, axes: tuple[int, ...]) -> TensorType:
 
 
 def lower_permute(x: Tensor, *, axes: tuple[int, ...]) -> Tensor:
-    """Return a view."""
     return x.permute(axes)
 
 
@@ -161,7 +160,6 @@ def infer_transpose(x: TensorType, *, axis_1: int, axis_2: int) -> TensorType:
 
 
 def lower_transpose(x: Tensor, *, axis_1: int, axis_2: int) -> Tensor:
-    """Return a view."""
     return x.transpose(axis_1, axis_2)
 
 
@@ -184,7 +182,6 @@ def infer_unsqueeze(x: TensorType, *, axis: int) -> TensorType:
 
 
 def lower_unsqueeze(x: Tensor, *, axis: int) -> Tensor:
-    """Return a view."""
     return x.unsqueeze(axis)
 
 

@@ -69,7 +69,6 @@ def infer_concat(*values: TensorType, axis: int) -> TensorType:
 
 
 def lower_concat(*values: Tensor, axis: int) -> Tensor:
-    """Return a copy."""
     import torch
 
     return torch.cat(values, dim=axis)
@@ -79,7 +78,6 @@ CONCAT = Op("concat", infer_concat, lower_concat)
 
 
 def _list_others(value: TensorType, place: int) -> tuple[Dim, ...]:
-    """Return all dimensions except one."""
     return (*value.shape[:place], *value.shape[place + 1 :])
 
 
@@ -141,7 +139,6 @@ def infer_split(x: TensorType, *, sizes: Shape, axis: int) -> tuple[TensorType, 
 
 
 def lower_split(x: Tensor, *, sizes: tuple[int, ...], axis: int) -> tuple[Tensor, ...]:
-    """Return views."""
     import torch
 
     return torch.split(x, list(sizes), dim=axis)
@@ -190,7 +187,6 @@ def infer_slice(x: TensorType, *, index: tuple[Any, ...]) -> TensorType:
 
 
 def lower_slice(x: Tensor, *, index: tuple[Any, ...]) -> Tensor:
-    """Return a view."""
     sizes = iter(x.shape)
     items = _expand_ellipsis(index, x.dim())
     return x[tuple(item if item is None else _to_torch_index(item, next(sizes)) for item in items)]

@@ -131,7 +131,6 @@ def infer_unary(x: TensorType, *, function: str) -> TensorType:
 
 
 def lower_unary(x: Tensor, *, function: str) -> Tensor:
-    """Return a copy."""
     import torch
 
     compute: Any = attrgetter(UNARY_FUNCTIONS[function])(torch)
@@ -167,7 +166,6 @@ def infer_gelu(x: TensorType, *, approximate: str) -> TensorType:
 
 
 def lower_gelu(x: Tensor, *, approximate: str) -> Tensor:
-    """Return a copy."""
     from torch.nn.functional import gelu
 
     return gelu(x, approximate=approximate)

@@ -47,7 +47,6 @@ class BlockNetwork(Network):
         self.layers = LayerList[Any]([self.make_layer(layer) for layer in range(config.layers)])
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return Block(self.config, layer, self.dtype)
 
     def look_up(self, tokens: Value, positions: Value, token_types: Value | None = None) -> Value:

@@ -100,7 +100,6 @@ class CompressedDecoder(Decoder):
         )
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return CompressedBlock(self.compressed_config, layer, self.dtype)
 
     def begin(self, tokens: Value) -> tuple[Value, Beside]:

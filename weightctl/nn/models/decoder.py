@@ -79,7 +79,6 @@ class PerLayerDecoder(Decoder):
             )
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return PerLayerBlock(self.config, layer, self.dtype)
 
     @cached_property

@@ -21,7 +21,6 @@ class Float32Tensor(Module):
         self.weight = Weight("weight", DType.float32, shape)
 
     def __call__(self) -> Value:
-        """Return the values, float32."""
         return weight_as(self.weight, DType.float32)
 
 

@@ -85,5 +85,4 @@ class LayerScale(Module):
         self.weight = Weight("weight", dtype, (size,))
 
     def __call__(self, x: Value) -> Value:
-        """Return the product."""
         return x * weight_as(self.weight, x.dtype)

@@ -79,7 +79,6 @@ class RwkvDecoder(Decoder):
             each.share_first(first)
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return RwkvBlock(self.config, layer, self.dtype)
 
     def begin(self, tokens: Value) -> tuple[Value, Beside]:

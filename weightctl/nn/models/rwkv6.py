@@ -63,7 +63,6 @@ class Rwkv6Decoder(Decoder):
     config: Rwkv6Config
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return Rwkv6Block(self.config, layer, self.dtype)
 
     def through(self, layer: Any, x: Value, beside: Beside) -> Value:

@@ -69,7 +69,6 @@ class SharedSelectionDecoder(Decoder):
                 layer.attention.share_indexer(source)
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return SelectingBlock(self.config, layer, self.dtype)
 
     def begin(self, tokens: Value) -> tuple[Value, Beside]:

@@ -116,7 +116,6 @@ class StreamDecoder(PerLayerDecoder):
         )
 
     def make_layer(self, layer: int) -> Module:
-        """Return a layer."""
         return StreamBlock(self.stream_config, layer, self.dtype)
 
     @property

@@ -237,7 +237,6 @@ class HeadValues(Module):
         self.weight = Weight("weight", DType.float32, (heads,), device)
 
     def __call__(self) -> Value:
-        """Return the numbers, float32[heads]."""
         return weight_as(self.weight, DType.float32)
 
     @property

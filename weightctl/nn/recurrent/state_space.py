@@ -46,7 +46,6 @@ class HeadNumbers(Module):
         self.weight = Weight("weight", DType.float32, shape, device)
 
     def __call__(self) -> Value:
-        """Return the numbers, in float32."""
         return weight_as(self.weight, DType.float32)
 
     @property

@@ -191,7 +191,6 @@ class TimeMix(Divisible):
         return v + (first - v) * ops.sigmoid(shared)
 
     def _norm_keys(self, k: Value) -> Value:
-        """Return keys of length 1."""
         length = ops.sqrt(ops.unsqueeze(ops.sum(k * k, -1), -1))
         return k / ops.maximum(length, _LEAST_LENGTH)
 

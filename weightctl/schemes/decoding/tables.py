@@ -250,7 +250,6 @@ class BlockNumbers:
     columns: int
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return a rectangle as float32."""
         encoding = inputs[self.place].info.encoding
         block, size = encoding.block, encoding.size
         first, last = region.left // block, -(-region.right // block)
@@ -268,7 +267,6 @@ class Ternary:
     quarter: int
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
-        """Return a rectangle as int8."""
         made = np.empty(region.shape, np.int8)
         top = region.top
         while top < region.bottom:

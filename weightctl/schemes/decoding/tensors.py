@@ -70,7 +70,6 @@ class SchemeTensors:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the weight."""
         return self.weight.shape
 
     @property

@@ -45,7 +45,6 @@ class WholeScale(NamedTuple):
         return bool((np.isfinite(inverse) & (inverse > 0) & (self.values > 0)).all())
 
     def is_one(self) -> bool:
-        """Whether the scales change nothing."""
         return bool((self.values == 1).all())
 
     def put_to(self, use: ScaleUse) -> tuple[WholeScale, bool]:

@@ -79,7 +79,6 @@ class Float8(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("E4M3", self.rows, self.columns)
 
     def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
@@ -135,7 +134,6 @@ class Microscaled8(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("E4M3", 1, self.columns)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
@@ -174,7 +172,6 @@ class Microscaled4(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("E2M1", 1, self.columns)
 
     def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
@@ -237,11 +234,9 @@ class Coded(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("table", 1, WHOLE_ROW, table=self.values)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
-        """Return the largest magnitudes."""
         return Scales(*store(edges[0], "F32"))
 
     def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:

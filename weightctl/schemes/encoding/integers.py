@@ -45,7 +45,6 @@ class Symmetric(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
@@ -91,7 +90,6 @@ class Affine(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("zeros", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
@@ -141,7 +139,6 @@ class Biased(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("biases", 1, self.columns, (1 << self.bits) - 1, has_ranges=True)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
@@ -190,11 +187,9 @@ class RowScaled(BlockRounding):
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         return RoundedBlocks("INT8", 1, WHOLE_ROW)
 
     def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
-        """Return the largest magnitudes."""
         return Scales(*store(edges[0], "F32"))
 
     def round(self, values: F32, peak: np.float32, clips: Clips | None = None) -> Codes:

@@ -95,7 +95,6 @@ class BlockRounding:
 
     @property
     def grid(self) -> RoundedBlocks:
-        """The blocks of the rounding."""
         raise NotImplementedError
 
     def choose(self, edges: tuple[F32, ...], peak: np.float32, /) -> Scales:
@@ -170,7 +169,6 @@ def store(numbers: F32, encoding: str, *, zero: int = 1) -> tuple[U8, F32]:
 
 
 def restore_numbers(raw: U8, encoding: str) -> F32:
-    """Return stored values as float32."""
     held = transcode(raw, ENCODINGS[encoding], ENCODINGS["F32"]).raw.view(np.float32)
     # Values that are stored as float32 are not changed in place.
     return held.copy() if encoding == "F32" else held

@@ -372,7 +372,6 @@ class _ConstantPart:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Copy the requested range."""
         del inputs
         buffer[:] = (self.part.content or b"")[start : start + len(buffer)]
 

@@ -130,7 +130,6 @@ def is_padding(tokenizer: Tokenizer, token: int) -> bool:
 
 
 def to_added_tokens(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Return the `added_tokens` of tokenizer.json."""
     return [_entry(tokenizer, token) for token in _find_added(tokenizer)]
 
 

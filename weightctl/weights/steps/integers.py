@@ -39,7 +39,6 @@ class AsIntegers:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the requested range."""
         import numpy as np
 
         (given,) = inputs

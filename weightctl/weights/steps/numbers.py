@@ -40,7 +40,6 @@ class AsFloat32:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Decode the requested range."""
         import numpy as np
 
         made = np.frombuffer(buffer, np.float32)
@@ -72,7 +71,6 @@ class OnFloat32:
             self._compute(np.frombuffer(buffer, np.float32))
 
     def _compute(self, values: NDArray[np.float32]) -> None:
-        """Change the values in place."""
         raise NotImplementedError
 
 
@@ -226,7 +224,6 @@ class Constant:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Copy the requested range."""
         del inputs
         raw = memoryview(self.numbers.astype("<f4").tobytes())
         buffer[:] = raw[start : start + len(buffer)]

@@ -25,7 +25,6 @@ class _SameBytes:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the same bytes."""
         inputs[0].read_into(start, buffer)
 
 
@@ -132,7 +131,6 @@ class InShape(_SameBytes):
     shape: tuple[int, ...]
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape."""
         (info,) = inputs
         own, wanted = ([size for size in each if size != 1] for each in (info.shape, self.shape))
         if own != wanted or info.encoding.block > 1:
@@ -150,7 +148,6 @@ class Reshaped(_SameBytes):
     shape: tuple[int, ...]
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape."""
         (info,) = inputs
         if math.prod(info.shape) != math.prod(self.shape) or info.encoding.block > 1:
             raise _cannot_reshape(info, f"it cannot have the shape {list(self.shape)}")

@@ -93,7 +93,6 @@ class RowRange:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read these rows."""
         (tensor,) = inputs
         tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
 
@@ -115,7 +114,6 @@ class RowsFrom:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read those rows."""
         (tensor,) = inputs
         tensor.read_into(self.start * _row_bytes(tensor.info) + start, buffer)
 
@@ -206,7 +204,6 @@ class StackedEntry:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read this entry."""
         (tensor,) = inputs
         tensor.read_into(self.index * _row_bytes(tensor.info) + start, buffer)
 

@@ -25,7 +25,6 @@ class Transposed:
     """A transposed matrix; not for block encodings, whose blocks are along rows."""
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the transposed shape."""
         (info,) = inputs
         if len(info.shape) != 2 or info.encoding.block != 1:
             raise ConversionError(

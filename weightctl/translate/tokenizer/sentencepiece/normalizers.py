@@ -146,7 +146,6 @@ class Steps:
         )
 
     def notes(self) -> Iterator[str]:
-        """Yield the differences from llama.cpp."""
         if self.charsmap:
             yield _CLUSTERS
         if not self._is_cut:
