@@ -9,10 +9,19 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.page.document import read_asset, render_document
 from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
-from weightctl.page.labels import TIMES, shorten, show_tick, show_times
-from weightctl.page.markup import Markup, element, join, make_axis
+from weightctl.page.markup import (
+    TIMES,
+    Markup,
+    element,
+    join,
+    make_axis,
+    read_asset,
+    render_document,
+    shorten,
+    show_tick,
+    show_times,
+)
 from weightctl.text.wording import number, percent, pluralize
 
 if TYPE_CHECKING:

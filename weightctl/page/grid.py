@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.page.labels import DASH, shorten
-from weightctl.page.markup import WIDTH, Markup, draw_label, draw_legend, draw_picture, element
+from weightctl.page.markup import (
+    DASH,
+    WIDTH,
+    Markup,
+    draw_label,
+    draw_legend,
+    draw_picture,
+    element,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -1,16 +1,29 @@
-"""Makes elements of HTML and SVG, in which text from files is always escaped."""
+"""Makes pages, and elements of HTML and SVG, in which text from files is always escaped.
+
+A page loads no resources, and runs only its own script.
+"""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
+from importlib.resources import files
 from math import ceil, floor, isfinite, isnan, log10
 from typing import TYPE_CHECKING
 
-from weightctl.text.wording import printable
+from weightctl.text.wording import number, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+# With this policy, a browser does not load resources, whatever the page contains.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+# Characters that look like a hyphen and a letter, so they are written as escapes.
+DASH, TIMES = "\u2013", "\u00d7"
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class Markup(str):
@@ -51,13 +64,13 @@ def _mark_code_in_line(line: str) -> Markup:
     if len(pieces) % 2 == 0:
         return join([line])
     return join(
-        [element("code", piece) if number % 2 else piece for number, piece in enumerate(pieces)]
+        [element("code", piece) if place % 2 else piece for place, piece in enumerate(pieces)]
     )
 
 
-def show_decimal(number: float) -> str:
+def show_decimal(value: float) -> str:
     """Return a finite number with up to two decimals."""
-    return f"{number:.2f}".rstrip("0").rstrip(".") if number % 1 else f"{number:.0f}"
+    return f"{value:.2f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
 
 
 def _show_attribute(value: str | float) -> str:
@@ -67,6 +80,60 @@ def _show_attribute(value: str | float) -> str:
 def _escape_child(text: str) -> str:
     return text if isinstance(text, Markup) else escape(printable(text))
 
+
+def render_document(title: str, main: Markup, script: str = "") -> str:
+    """Return a page with its style; a browser runs `script`, and no other script on the page."""
+    policy, scripts = _POLICY, list[Markup]()
+    if script:
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        scripts = [element("script", Markup(script))]
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", title),
+        # In the style, the class of problems comes last, so that its color overrides others.
+        element("style", Markup(read_asset("style.css"))),
+    )
+    page = element("html", head, element("body", main, *scripts), lang="en")
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def read_asset(name: str) -> str:
+    """Return the style or a script of pages, a file of this package, without line breaks."""
+    return files("weightctl.page").joinpath(name).read_text("utf-8").replace("\n", "")
+
+
+# Short texts for figures and names.
+
+
+def show_tick(value: float) -> str:
+    """Return a short label for an axis: `0.02`, `3.2·10⁻⁵`."""
+    if value == 0 or not isfinite(value) or 1e-4 < abs(value) < 1e5:
+        return number(value + 0.0, 2) if isfinite(value) else number(value)
+    digits, _, power = f"{value:.1e}".partition("e")
+    raised = str(int(power)).translate(_RAISED)
+    digits = digits.removesuffix(".0")
+    return f"10{raised}" if digits == "1" else f"{digits}·10{raised}"
+
+
+def show_times(value: float) -> str:
+    """Return a factor with a multiplication sign."""
+    return f"{number(value, 2)} {TIMES}"
+
+
+def shorten(text: str, length: int) -> str:
+    """Return a printable text of at most `length` characters, with an ellipsis in its middle."""
+    text = printable(text)
+    if len(text) <= length:
+        return text
+    head = (length - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+# Pictures.
 
 # The usual size of a picture in its own units; on a narrower page, it can be scrolled.
 WIDTH, HEIGHT = 960.0, 260.0

@@ -6,9 +6,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
-from weightctl.page.labels import TIMES, shorten, show_tick, show_times
 from weightctl.page.markup import (
     HEIGHT,
+    TIMES,
     WIDTH,
     Markup,
     draw_label,
@@ -18,7 +18,10 @@ from weightctl.page.markup import (
     element,
     join,
     make_axis,
+    shorten,
     show_decimal,
+    show_tick,
+    show_times,
 )
 from weightctl.text.wording import number, percent, pluralize
 

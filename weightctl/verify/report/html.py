@@ -6,9 +6,7 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl import __version__
-from weightctl.page.document import render_document
-from weightctl.page.labels import DASH, shorten
-from weightctl.page.markup import Markup, element, join, mark_code
+from weightctl.page.markup import DASH, Markup, element, join, mark_code, render_document, shorten
 from weightctl.text.wording import pluralize
 from weightctl.verify.report.outline import (
     Bullets,

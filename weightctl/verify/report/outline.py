@@ -7,7 +7,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from weightctl.page.labels import TIMES, shorten, show_times
+from weightctl.page.markup import TIMES, shorten, show_times
 from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks import CHECKS
 from weightctl.verify.figures import (
