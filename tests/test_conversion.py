@@ -15,7 +15,7 @@ from weightctl import DType, Plan, QuantizationEncoding, convert, open_weights, 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, MissingTensorError, OutputError
 from weightctl.plan.cast import cast
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:

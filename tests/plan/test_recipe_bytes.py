@@ -14,7 +14,7 @@ from weightctl import Plan, Weights, open_weights
 from weightctl.formats.imatrix import Importance
 from weightctl.plan.cast import cast
 from weightctl.plan.importance import apply_importance
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.write.save import save
 
 if TYPE_CHECKING:

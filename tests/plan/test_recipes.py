@@ -14,8 +14,8 @@ from weightctl import Plan, WeightData
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.plan.cast import cast
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
 from weightctl.plan.plan import Item
+from weightctl.plan.recipe_lines import LLAMA_RECIPES, RECIPE_TABLE
 from weightctl.plan.recipes import CONDITIONS, RecipeChoice, choose
 from weightctl.plan.type_rules import TypeRule
 from weightctl.weights.from_arrays import as_checkpoint
@@ -96,12 +96,12 @@ def test_the_fixture_has_every_recipe() -> None:
 
 def test_every_condition_of_a_recipe_is_one() -> None:
     named = {
-        condition.removeprefix("not ")
+        condition.removeprefix("!")
         for recipe in LLAMA_RECIPES.values()
         for line in recipe.lines
-        for condition in filter(None, line.when.split(", "))
+        for condition in line.when
     }
-    assert named == set(CONDITIONS)
+    assert named == CONDITIONS.keys() == RECIPE_TABLE["conditions"].keys()
 
 
 def chosen(

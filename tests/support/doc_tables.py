@@ -24,7 +24,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
 from weightctl.families.diffusion import DIFFUSION_FAMILIES
 from weightctl.formats import ALL_FORMATS, FORMATS
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.plan.scheme_names import list_schemes
 from weightctl.schemes import SCHEMES
 from weightctl.sharding.plan_file import STRATEGIES
@@ -106,7 +106,7 @@ _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _WIDTH = 100  # of a message in a list, in characters
 # Conditions that few models meet, which make the table of recipes hard to read: lines with them are
 # omitted, and lines with their opposite are shown without it.
-_RARE = {"falcon", "8 experts", "70B model"}
+_RARE = {"falcon", "8_experts", "70b"}
 # Longer descriptions of conditions for the table of recipes.
 _CONDITIONS = {
     "with importance matrix": "only with an importance matrix",
@@ -379,16 +379,15 @@ def _list_recipes() -> str:
 
 def _without_rare(line: RecipeLine) -> RecipeLine | None:
     """Return a line without conditions that most models meet; None if only few models meet it."""
-    conditions = line.when.split(", ") if line.when else []
-    if _RARE & set(conditions):
+    if _RARE & set(line.when):
         return None
-    kept = [each for each in conditions if each.removeprefix("not ") not in _RARE]
-    return line._replace(when=", ".join(kept))
+    kept = [each for each in line.when if each.removeprefix("!") not in _RARE]
+    return line._replace(when=tuple(kept))
 
 
 def _role(line: RecipeLine) -> str:
     role = line.tensors if isinstance(line.tensors, str) else line.tensors.pattern
-    when = ", ".join(_CONDITIONS.get(each, each) for each in line.when.split(", "))
+    when = ", ".join(_CONDITIONS.get(each, each) for each in line.conditions.split(", "))
     return f"{role} ({when})" if when and role else role or when
 
 

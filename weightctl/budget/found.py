@@ -102,7 +102,7 @@ class FoundTypes:
 
 def make_recipe(name: str, types: Mapping[str, str]) -> Recipe:
     """Return the recipe that gives tensors these types by their names, and keeps all others."""
-    lines = (RecipeLine(match_name(each), "", kind) for each, kind in types.items())
+    lines = (RecipeLine(match_name(each), (), kind) for each, kind in types.items())
     return Recipe(name, None, tuple(lines))
 
 

@@ -92,7 +92,7 @@ def cast(
         )
     target = None if target is None else type_or_recipe(target)
     if target is not None and plan.format == "gguf":
-        from weightctl.plan.image_recipes import adapt_to_images
+        from weightctl.plan.recipes import adapt_to_images
 
         target = adapt_to_images(target, plan.metadata)
     rules = parse_rules(rules)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.recipe_lines import LLAMA_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

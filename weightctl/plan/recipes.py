@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE, DescribedModel
 from weightctl.families.names import is_matrix_weight, layer, role
-from weightctl.plan.recipe_lines import OTHERWISE
+from weightctl.plan.recipe_lines import OTHERWISE, RECIPE_TABLE, Recipe, RecipeLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.plan.recipe_lines import Recipe, RecipeLine
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
-
-# The line that is reported for a tensor if no line of the recipe applies to it.
 
 
 class TensorRole(NamedTuple):
@@ -56,24 +54,52 @@ class TensorRole(NamedTuple):
 
 
 CONDITIONS: Mapping[str, Callable[[TensorRole], bool]] = {
-    "70B model": lambda at: at.model.is_70b,
-    "8 experts": lambda at: at.model.experts == 8,
-    "4 or more experts": lambda at: at.model.experts >= 4,
-    "rows of whole blocks": lambda at: at.info.shape[-1] % 256 == 0,
-    "stacked experts": lambda at: at.is_stack_of_experts,
+    "70b": lambda at: at.model.is_70b,
+    "8_experts": lambda at: at.model.experts == 8,
+    "4_experts": lambda at: at.model.experts >= 4,
+    "whole_blocks": lambda at: at.info.shape[-1] % 256 == 0,
+    "stacked": lambda at: at.is_stack_of_experts,
     "falcon": lambda at: at.model.architecture == "falcon",
-    "first 2 layers": lambda at: at.layer < 2,
-    "first 4 layers": lambda at: at.layer < 4,
-    "first eighth of the layers": lambda at: at.layer < at.layers // 8,
-    "first sixteenth of the layers": lambda at: at.layer < at.layers // 16,
-    "4 or more query heads for each KV head": lambda at: at.model.group >= 4,
-    "first tensors up to an eighth of the layers": lambda at: at.place < at.layers // 8,
-    "first and last eighth of the layers": lambda at: at.is_outer,
-    "first and last eighth of the layers and every third layer between": lambda at: (
-        at.is_outer_or_third
-    ),
-    "with importance matrix": lambda at: at.weighted,
+    "first_2": lambda at: at.layer < 2,
+    "first_4": lambda at: at.layer < 4,
+    "first_eighth": lambda at: at.layer < at.layers // 8,
+    "first_sixteenth": lambda at: at.layer < at.layers // 16,
+    "grouped_heads": lambda at: at.model.group >= 4,
+    "first_tensors": lambda at: at.place < at.layers // 8,
+    "outer_eighths": lambda at: at.is_outer,
+    "outer_and_thirds": lambda at: at.is_outer_or_third,
+    "imatrix": lambda at: at.weighted,
 }
+
+
+def adapt_to_images(
+    target: Recipe | Encoding, metadata: Mapping[str, MetadataValue]
+) -> Recipe | Encoding:
+    """Return the recipe for a diffusion transformer that has the name of another recipe or a type.
+
+    It is that of the patch of llama-quantize in city96/ComfyUI-GGUF (`tools/lcpp.patch`).
+    The patch never quantizes the tensors that embed the inputs or make the outputs, nor tensors of
+    more than two dimensions. Types without blocks, recipes of files, and those for other models do
+    not change.
+    """
+    from weightctl.families.diffusion import DIFFUSION_FAMILIES  # few runs need it
+
+    stated = metadata.get(ARCHITECTURE)
+    if stated is None or stated.content not in DIFFUSION_FAMILIES:
+        return target
+    kept = DIFFUSION_FAMILIES[str(stated.content)].kept
+    first = RecipeLine(re.compile(kept), (), None)
+    if isinstance(target, Recipe):
+        if target.path:
+            return target
+        lines = [
+            RecipeLine(re.compile(RECIPE_TABLE["image_parts"][part]), (), kind)
+            for part, kind in RECIPE_TABLE["images"].get(target.name, ())
+        ]
+        return target._replace(lines=(first, *lines))
+    if target.quantization is None:
+        return target
+    return Recipe(target.name, target.name, (first,), target.file_type)
 
 
 class RecipeChoice(NamedTuple):
@@ -157,10 +183,9 @@ def _is_for(line: RecipeLine, place: TensorRole) -> bool:
         return line.tensors.search(place.info.name) is not None
     if line.tensors not in {place.role, ""}:
         return False
-    conditions = line.when.split(", ") if line.when else []
     return all(
-        CONDITIONS[condition.removeprefix("not ")](place) is not condition.startswith("not ")
-        for condition in conditions
+        CONDITIONS[condition.removeprefix("!")](place) is not condition.startswith("!")
+        for condition in line.when
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightctl.dtype import ENCODINGS
 from weightctl.dtype.types import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
+from weightctl.plan.recipe_lines import LLAMA_RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weightctl.dtype import ENCODINGS, Encoding, QuantizationEncoding, as_dtype
 from weightctl.dtype.types import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
-from weightctl.plan.llama_recipes import LLAMA_RECIPES
-from weightctl.plan.recipe_lines import Recipe, RecipeLine
+from weightctl.plan.recipe_lines import LLAMA_RECIPES, Recipe, RecipeLine
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import (
     block_types,
@@ -170,7 +169,7 @@ def _lines(path: str, types: dict[str, Any]) -> Iterator[RecipeLine]:
             expression = regular_expression(pattern)
         except ConversionError as error:
             raise ConversionError(f"{path}: {error.message}", hint=error.hint) from error
-        yield RecipeLine(expression, "", _type(path, pattern, name))
+        yield RecipeLine(expression, (), _type(path, pattern, name))
 
 
 def _type(path: str, key: str, name: object) -> str | None:
