@@ -85,15 +85,8 @@ class Uploads(Protocol):
     `most_parts` parts.
     """
 
-    @property
-    def least_part(self) -> int:
-        """The smallest size of a part in bytes, except of the last part."""
-        ...
-
-    @property
-    def most_parts(self) -> int:
-        """The largest number of parts of an object."""
-        ...
+    least_part: int
+    most_parts: int
 
     def create(self, path: str) -> str:
         """Begin an upload in parts, and return its id."""
@@ -105,13 +98,15 @@ class Uploads(Protocol):
 
     def can_copy(self, source: str) -> bool:
         """Whether the store can copy bytes of the object at a URL."""
-        ...
+        del source
+        return False
 
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
         """Make the store copy a range of another object as a part; return None if it cannot."""
-        ...
+        del path, upload, number, source
+        return None
 
     def list_parts(self, path: str, upload: str) -> Mapping[int, UploadedPart] | None:
         """Return the parts that were uploaded, by number; None if the upload does not exist."""
@@ -176,7 +171,7 @@ class Reader(Protocol):
 
         Raises the errors of `read`.
         """
-        ...
+        return self.read(max(self.size - nbytes, 0), nbytes)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`; raises the errors of `read`."""
@@ -184,7 +179,7 @@ class Reader(Protocol):
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
         """Return a range of the file's bytes, which are read on demand."""
-        ...
+        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
         """Return a writable view of a range; changes in it are not written to the file.
@@ -217,48 +212,50 @@ class Reader(Protocol):
         ...
 
 
-class Writer(Protocol):
-    """A destination of known length; ranges may be written in any order and from any thread."""
+class Writer:
+    """A destination of known length; ranges may be written in any order and from any thread.
+
+    A subclass writes and copies; by default, written bytes are durable after `sync`, and no thread
+    waits for others.
+    """
 
     path: str
 
     def write(self, offset: int, data: Bytes, /) -> None:
         """Write bytes at an offset; raises `OutputError` if that fails."""
-        ...
+        raise NotImplementedError
 
     def copy(self, offset: int, source: FileRange, /) -> None:
         """Write a range of another file at an offset.
 
         Raises `OutputError` if it cannot be written, and `FormatError` if it cannot be read.
         """
-        ...
+        raise NotImplementedError
 
     def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
         """Return the ranges of `source` that `copy` would read."""
-        ...
+        del offset
+        return [source]
 
     def mark(self) -> frozenset[int]:
         """Return a mark, for `is_durable`, of everything that was written so far."""
-        ...
+        return frozenset()
 
     def is_durable(self, mark: frozenset[int], /) -> bool:
         """Whether everything that was written before a mark is durable; call `sync` first."""
-        ...
+        return not mark
 
     def sync(self) -> None:
         """Make written bytes durable, as far as possible at this time.
 
         Raises `OutputError` if that fails.
         """
-        ...
 
     def stop(self) -> None:
         """Make threads that wait in `write` for other threads raise `OutputError`."""
-        ...
 
     def close(self) -> None:
         """End writing, and release the destination."""
-        ...
 
 
 def cannot_write(path: str, error: OSError) -> OutputError:

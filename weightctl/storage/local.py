@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
-from weightctl.storage.base import FileRange, cannot_write
+from weightctl.storage.base import FileRange, Reader, Writer, cannot_write
 from weightctl.storage.location import hint_for_missing
 from weightctl.system.disk import (
     copy_range_at,
@@ -46,7 +46,7 @@ _AGAIN = "try again when no program writes to it"
 _CLOSED = "read the data inside `with open_weights(path) as weights:`"
 
 
-class FileReader:
+class FileReader(Reader):
     """A file that is open for reading.
 
     `size` is the number of its bytes, and `written` the time of the last write in nanoseconds, both
@@ -98,10 +98,6 @@ class FileReader:
         return self._descriptor
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` at `offset`, or fewer if the file ended earlier when it was opened.
-
-        Raises `FormatError` if the file cannot be read or has become shorter.
-        """
         wanted = min(nbytes, self.size - offset)
         if wanted <= 0:
             return b""
@@ -116,17 +112,6 @@ class FileReader:
         made[: len(found)] = found
         self.read_into(offset + len(found), memoryview(made)[len(found) :])
         return bytes(made)
-
-    def read_end(self, nbytes: int) -> bytes:
-        """Return the last `nbytes` of the file, or all of a smaller file.
-
-        Raises the errors of `read`.
-        """
-        return self.read(max(self.size - nbytes, 0), nbytes)
-
-    def range(self, start: int = 0, stop: int | None = None) -> FileRange:
-        """Return a range of the file's bytes, which are read on demand."""
-        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
         """Return a writable view of a range; changes in it are not written to the file.
@@ -157,10 +142,6 @@ class FileReader:
         return FormatError(self.path, offset, text, hint=hint)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the bytes at `offset`.
-
-        Raises `FormatError` if the file cannot be read or has become shorter.
-        """
         done = 0
         while done < len(buffer):
             try:
@@ -192,7 +173,6 @@ class FileReader:
         return copy_range_at(self._descriptor, descriptor, offset, at, nbytes)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if the file has been written to since it was opened."""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written):
             raise FormatError(self.path, None, "the file changed while it was read", hint=_AGAIN)
@@ -211,7 +191,7 @@ _BATCH = 8 << 20
 _COPY = 1 << 20
 
 
-class FileWriter:
+class FileWriter(Writer):
     """A local file of `nbytes` that is written at offsets.
 
     Disk space is reserved, and bytes are zero until they are written. If the file exists, its
@@ -239,7 +219,6 @@ class FileWriter:
             raise cannot_write(path, error) from error
 
     def write(self, offset: int, data: Bytes, /) -> None:
-        """Write bytes at an offset."""
         view = memoryview(data).cast("B")
         count = len(view)
         try:
@@ -276,28 +255,12 @@ class FileWriter:
             self._not_begun = 0
             start_writing_back(self.descriptor, 0, 0)
 
-    def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
-        """Return the range itself."""
-        del offset
-        return [source]
-
-    def mark(self) -> frozenset[int]:
-        """Return an empty mark."""
-        return frozenset()
-
-    def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Return True, because `sync` makes all bytes durable."""
-        return not mark
-
     def sync(self) -> None:
         """Wait until all written bytes are on the disk."""
         try:
             os.fsync(self.descriptor)
         except OSError as error:
             raise cannot_write(self.path, error) from error
-
-    def stop(self) -> None:
-        """Do nothing, because threads do not wait for each other."""
 
     def close(self) -> None:
         """Close the file."""

@@ -27,7 +27,7 @@ from azure.storage.blob import (
 )
 
 from weightctl.errors import FormatError, OutputError
-from weightctl.storage.base import StoredObject, UploadedPart
+from weightctl.storage.base import StoredObject, UploadedPart, Uploads
 from weightctl.storage.location import split_url
 from weightctl.storage.remote.buckets import AzureAccount, azure_account
 from weightctl.storage.remote.failures import (
@@ -61,7 +61,7 @@ _SIGNED_HOURS, _RENEWED_HOURS = 4, 2
 _NOT_COPIED = {"CannotVerifyCopySource", "UnsupportedHeader", "NotImplemented"}
 
 
-class AzureUploads:
+class AzureUploads(Uploads):
     """Writes objects of `az://` URLs. All methods may raise `OutputError`, and are thread-safe."""
 
     # The limits of Azure. Blocks may have any size.
@@ -74,20 +74,17 @@ class AzureUploads:
         return new_token()
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         name = _block(upload, number)
         _call(path, lambda blob: blob.stage_block(name, bytes(data), validate_content=True))
         TRAFFIC.count(sent=len(data))
         return UploadedPart(name, len(data))
 
     def can_copy(self, source: str) -> bool:
-        """Whether the store can copy bytes of the object at a URL."""
         return source.startswith("az://")
 
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Make the store copy a range of another object as a part; return None if it cannot."""
         name, tag = _block(upload, number), source.file.tag
         options: dict[str, Any] = {"headers": {"x-ms-source-if-match": tag}} if tag else {}
         read = _open_source(source.file.path)
@@ -111,7 +108,6 @@ class AzureUploads:
         return UploadedPart(name, source.nbytes)
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the uploaded parts by number; None if there are none."""
         try:
             _, blocks = _call(path, lambda blob: blob.get_block_list("uncommitted"))
         except MissingObjectError:
@@ -126,7 +122,6 @@ class AzureUploads:
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Complete an upload, so that the object appears; replace an object only if `force`."""
         names = [_block(upload, number) for number in sorted(parts)]
         blocks = list(map(BlobBlock, names))
         try:
@@ -141,7 +136,6 @@ class AzureUploads:
         """Do nothing, since the store removes blocks after a week, or when the blob is written."""
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
-        """Write a small object in one request; replace an object only if `force`."""
         data = bytes(content)
         try:
             _call(path, lambda blob: blob.upload_blob(data, overwrite=force, validate_content=True))
@@ -153,7 +147,6 @@ class AzureUploads:
         TRAFFIC.count(sent=len(content))
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the content of a small object, or `nbytes` of it at `start`."""
         offset = None if nbytes is None else start
         content: bytes = _call(
             path, lambda blob: blob.download_blob(offset=offset, length=nbytes).readall()
@@ -162,7 +155,6 @@ class AzureUploads:
         return content
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; objects that do not exist are ignored."""
         for path in paths:
             try:
                 _call(path, lambda blob: blob.delete_blob())
@@ -170,7 +162,6 @@ class AzureUploads:
                 continue
 
     def list_objects(self, prefix: str) -> dict[str, StoredObject]:
-        """Return the objects whose URLs begin with `prefix`, by URL."""
         scheme, container, key = split_url(prefix)
 
         def request() -> dict[str, StoredObject]:

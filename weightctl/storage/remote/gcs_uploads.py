@@ -50,11 +50,9 @@ class GCSUploads(PartUploads):
     errors: ClassVar[tuple[type[Exception], ...]] = (ClientError, BotoCoreError, GoogleAuthError)
 
     def client(self) -> Any:
-        """Return a client with the credentials and the endpoint of the environment."""
         return _client(cloud_environment())
 
     def create(self, path: str) -> str:
-        """Begin an upload in parts, and return its id."""
         token = new_token()
         found = self._call(
             temporary_name(path, token), "create_multipart_upload", Metadata={_TOKEN: token}
@@ -62,17 +60,14 @@ class GCSUploads(PartUploads):
         return f"{token}:{found['UploadId']}"
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         return super().put_part(*_target(path, upload), number, data)
 
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the uploaded parts by number; None if the upload does not exist."""
         return super().list_parts(*_target(path, upload))
 
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Complete an upload, so that the object appears; replace an object only if `force`."""
         target, number = _target(path, upload)
         super().complete(target, number, parts, force=True)
         self._copy(target, path, upload.partition(":")[0], force=force)

@@ -6,6 +6,7 @@ from threading import Condition
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
+from weightctl.storage.base import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,12 +32,12 @@ class HeldMemory:
         self.changed = Condition()
 
 
-class OrderedWriter:
+class OrderedWriter(Writer):
     """A file of `nbytes` that is written at offsets, and whose bytes are sent in order.
 
     `send` is called with bytes, and `end` after the last of them. `gaps` are ranges of zeros, in
     order, which are not written. The thread that writes the next bytes sends them, together with
-    waiting bytes that follow them.
+    waiting bytes that follow them. If the run stops, sent bytes are lost, so none are durable.
     """
 
     def __init__(
@@ -126,29 +127,14 @@ class OrderedWriter:
         return data
 
     def copy(self, offset: int, source: FileRange, /) -> None:
-        """Write a range of another file at an offset."""
         for start in range(0, source.nbytes, _COPY):
             self.write(offset + start, source.read(start, _COPY))
 
-    def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
-        """Return the whole range, which `copy` reads."""
-        del offset
-        return [source]
-
-    def mark(self) -> frozenset[int]:
-        """Return an empty mark, since bytes are not durable before the end."""
-        return frozenset()
-
     def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Return False, since sent bytes are lost if the run stops."""
         del mark
         return False
 
-    def sync(self) -> None:
-        """Do nothing, since bytes are sent as soon as all earlier bytes are."""
-
     def stop(self) -> None:
-        """Make threads that wait for bytes of other threads raise `OutputError`."""
         with self._held.changed:
             self._held.is_stopped = True
             self._held.changed.notify_all()
@@ -161,6 +147,3 @@ class OrderedWriter:
                 f"{self.path}: {self._position} of {self.nbytes} bytes are complete",
                 hint="this is an error in weightctl; please report it",
             )
-
-    def close(self) -> None:
-        """Do nothing, since the caller that began the upload ends it."""

@@ -9,7 +9,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightctl.errors import FormatError
-from weightctl.storage.base import FileRange
+from weightctl.storage.base import Reader
 from weightctl.storage.files import open_reader
 from weightctl.storage.local import wait_for_room
 from weightctl.storage.remote.ahead import CHUNK, ReadAhead
@@ -71,7 +71,7 @@ class Fetch(Protocol):
         ...
 
 
-class RemoteReader:
+class RemoteReader(Reader):
     """A remote file that is read by ranges, all from one version of the object.
 
     Small reads, as of headers, request blocks, which are kept for later reads. `known` is the
@@ -151,7 +151,6 @@ class RemoteReader:
         return received
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return `nbytes` at `offset`, or fewer if the object ends earlier."""
         wanted = min(nbytes, self.size - offset)
         if wanted <= 0:
             return b""
@@ -203,10 +202,6 @@ class RemoteReader:
         )
         return max(found, key=lambda each: each[0] + len(each[1]), default=None)
 
-    def read_end(self, nbytes: int) -> bytes:
-        """Return the last `nbytes` of the object, or all of a smaller one."""
-        return self.read(max(self.size - nbytes, 0), nbytes)
-
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`, which may have been fetched ahead."""
 
@@ -226,10 +221,6 @@ class RemoteReader:
         # Another thread may read, and so drop, chunks that were there before.
         while not self._ahead.take(offset, stop, use):
             self._ahead.expect(offset, nbytes, is_needed=True)
-
-    def range(self, start: int = 0, stop: int | None = None) -> FileRange:
-        """Return a range of the file's bytes, which are read on demand."""
-        return FileRange(self, 0, self.size).part(start, self.size if stop is None else stop)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
         """Return a copy of a range in memory."""

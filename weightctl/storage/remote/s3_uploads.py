@@ -18,7 +18,7 @@ from botocore.config import Config  # type: ignore[import-untyped]  # it has no 
 from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # it has no types
 
 from weightctl.errors import OutputError
-from weightctl.storage.base import StoredObject, UploadedPart
+from weightctl.storage.base import StoredObject, UploadedPart, Uploads
 from weightctl.storage.location import split_url
 from weightctl.storage.remote.failures import (
     ExistingObjectError,
@@ -40,7 +40,7 @@ _ATTEMPTS = 8
 _CONNECTIONS = 16
 
 
-class PartUploads(ABC):
+class PartUploads(Uploads, ABC):
     """Writes objects by the API of Amazon S3, with the client of a subclass.
 
     All methods may raise `OutputError`, and are thread-safe.
@@ -58,32 +58,17 @@ class PartUploads(ABC):
         """Return a client of boto3; may raise one of `errors`."""
 
     def create(self, path: str) -> str:
-        """Begin an upload in parts, and return its id."""
         found = self._call(path, "create_multipart_upload")
         return str(found["UploadId"])
 
     def put_part(self, path: str, upload: str, number: int, data: Bytes) -> UploadedPart:
-        """Upload part `number`, counted from 1; an earlier part of this number is replaced."""
         found = self._call(
             path, "upload_part", UploadId=upload, PartNumber=number, Body=_body(data)
         )
         TRAFFIC.count(sent=len(data))
         return UploadedPart(str(found["ETag"]), len(data))
 
-    def can_copy(self, source: str) -> bool:
-        """Return False, since only Amazon S3 can copy parts."""
-        del source
-        return False
-
-    def copy_part(
-        self, path: str, upload: str, number: int, source: FileRange
-    ) -> UploadedPart | None:
-        """Return None, since only Amazon S3 can copy parts."""
-        del path, upload, number, source
-        return None
-
     def list_parts(self, path: str, upload: str) -> dict[int, UploadedPart] | None:
-        """Return the uploaded parts by number; None if the upload does not exist."""
         parts: dict[int, UploadedPart] = {}
         marker = 0
         while True:
@@ -100,7 +85,6 @@ class PartUploads(ABC):
     def complete(
         self, path: str, upload: str, parts: Mapping[int, UploadedPart], *, force: bool
     ) -> None:
-        """Complete an upload, so that the object appears; replace an object only if `force`."""
         listed = [{"PartNumber": number, "ETag": parts[number].tag} for number in sorted(parts)]
         try:
             self._call(
@@ -120,14 +104,12 @@ class PartUploads(ABC):
         return self._has_tag(path, f"{_md5(b''.join(digests))}-{len(parts)}")
 
     def abort(self, path: str, upload: str) -> None:
-        """Abort an upload, and remove its parts; do nothing if it does not exist."""
         try:
             self._call(path, "abort_multipart_upload", UploadId=upload)
         except MissingUploadError:
             return
 
     def put(self, path: str, content: Bytes, *, force: bool) -> None:
-        """Write a small object in one request; replace an object only if `force`."""
         try:
             self._call(path, "put_object", Body=_body(content), **_condition(force=force))
         except ExistingObjectError:
@@ -141,7 +123,6 @@ class PartUploads(ABC):
         return str(found["ETag"]).strip('"') == tag
 
     def read(self, path: str, start: int = 0, nbytes: int | None = None) -> bytes:
-        """Return the content of a small object, or `nbytes` of it at `start`."""
         part = {} if nbytes is None else {"Range": f"bytes={start}-{start + nbytes - 1}"}
         found = self._call(path, "get_object", **part)
         content: bytes = found["Body"].read()
@@ -149,13 +130,11 @@ class PartUploads(ABC):
         return content
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Remove objects; objects that do not exist are ignored."""
         for path in paths:
             with suppress(MissingObjectError):
                 self._call(path, "delete_object")
 
     def list_objects(self, prefix: str) -> dict[str, StoredObject]:
-        """Return the objects whose URLs begin with `prefix`, by URL."""
         scheme, bucket, key = split_url(prefix)
         found: dict[str, StoredObject] = {}
         more: dict[str, str] = {}
@@ -189,13 +168,11 @@ class S3Uploads(PartUploads):
         return _client(cloud_environment())
 
     def can_copy(self, source: str) -> bool:
-        """Whether the store can copy bytes of the object at a URL."""
         return source.startswith("s3://")
 
     def copy_part(
         self, path: str, upload: str, number: int, source: FileRange
     ) -> UploadedPart | None:
-        """Make the store copy a range of another object as a part; return None if it cannot."""
         _, bucket, key = split_url(source.file.path)
         last = source.offset + source.nbytes - 1
         tag = source.file.tag

@@ -9,7 +9,7 @@ from threading import Condition, Lock, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError
-from weightctl.storage.base import HeldRange
+from weightctl.storage.base import HeldRange, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -131,7 +131,7 @@ def part_size(uploads: Uploads, nbytes: int) -> int:
     return max(PART, uploads.least_part, -(-nbytes // uploads.most_parts))
 
 
-class UploadWriter:
+class UploadWriter(Writer):
     """An object of `nbytes` that is written at offsets, and sent part by part.
 
     `parts` has the start and stop of each part, and the range of another object that the store
@@ -259,7 +259,6 @@ class UploadWriter:
                 self.write(offset + start, chunk)
 
     def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
-        """Return the ranges that `copy` reads."""
         found = self._list_sent(offset, source.nbytes)
         return [source.part(start, stop) for _, start, stop in found]
 
@@ -366,15 +365,8 @@ class UploadWriter:
             return frozenset(self._filling)
 
     def is_durable(self, mark: frozenset[int], /) -> bool:
-        """Whether the parts of a mark have been sent."""
         with self._changed:
             return mark.issubset(self.sent.keys())
-
-    def sync(self) -> None:
-        """Do nothing, since parts are sent when they are complete."""
-
-    def stop(self) -> None:
-        """Do nothing, since threads only wait for parts that are being sent."""
 
     def _refuse_failure(self) -> None:
         """Raise the error if a part could not be sent."""
@@ -412,6 +404,3 @@ class UploadWriter:
         part = self._filling.get(1)
         data = self._read_held(1) if part is None else part.data
         self._uploads.put(self.path, data, force=force)
-
-    def close(self) -> None:
-        """Do nothing, since the caller that began the upload ends it."""
