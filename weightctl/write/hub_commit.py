@@ -28,6 +28,7 @@ from weightctl.system.interrupts import defer_signals
 from weightctl.text.wording import printable
 from weightctl.write.object_parts import list_gaps
 from weightctl.write.outcome import is_kept, list_replaced_files
+from weightctl.write.run import OutputRun
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -36,24 +37,15 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.storage.remote.hub import HubCommit
     from weightctl.storage.remote.hub_commits import XetFile
-    from weightctl.write.executors.destinations import Delivered
-    from weightctl.write.journal import OpenJournal, Purpose, Record
+    from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
 _TITLES = {"gguf": "GGUF", "pytorch": "PyTorch"}
 _LONGEST = 60
 
 
-class CommitRun:
-    """The uploads of a run, and the commit that makes them visible.
-
-    After an error, nothing is committed. `pull_request` is the URL of the opened pull request, if
-    any.
-    """
-
-    # Runs are not continued, since there is no journal.
-    kept: tuple[Record, ...] = ()
-    lost = ""
+class CommitRun(OutputRun):
+    """The uploads of a run, and the commit that makes them visible."""
 
     def __init__(
         self,
@@ -73,10 +65,7 @@ class CommitRun:
         self._held = HeldMemory(memory)
         self._uploaded: dict[str, XetFile] = {}
         self._small: dict[str, bytes] = {}
-        self._is_committed = False
-        self.is_resumable = False
         self.files: list[OrderedWriter] = []
-        self.pull_request = ""
 
     def open_files(self) -> list[OrderedWriter]:
         """Begin all files, and write their headers; raises `OutputError` if that fails."""
@@ -97,13 +86,9 @@ class CommitRun:
             url, layout.nbytes, send=stream.write, end=end, held=self._held, gaps=list_gaps(layout)
         )
 
-    def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> OpenJournal:
+    def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> NoReturn:
         """Raise `TypeError`, since an upload to the Hub does not have a journal."""
         del purpose, records
-        return self._refuse_journal()
-
-    @staticmethod
-    def _refuse_journal() -> NoReturn:
         raise TypeError("an upload to the Hugging Face Hub cannot be resumed: it has no journal")
 
     def place(self) -> NoReturn:
@@ -111,9 +96,6 @@ class CommitRun:
         raise TypeError(
             "workers cannot write to the Hugging Face Hub: a single process must upload all files"
         )
-
-    def accept(self, delivered: Delivered) -> None:
-        """Do nothing, since there are no workers."""
 
     def put(self, name: str, content: bytes) -> None:
         """Keep a small file of the output until it is committed."""
@@ -142,12 +124,12 @@ class CommitRun:
         content = CommitContent(self._uploaded, self._small, old)
         with defer_signals():
             self.pull_request = self._repository.commit(self._parent.commit, self._message, content)
-            self._is_committed = True
+            self.is_committed = True
         refresh(self._outcome.path)
 
     def discard(self) -> None:
         """Abort all uploads, unless they were committed."""
-        if not self._is_committed:
+        if not self.is_committed:
             self._upload.abort()
 
 
@@ -181,11 +163,8 @@ def hold_commit(
     run = CommitRun(
         outcome, repository, parent, upload, message=_describe(plan, outcome), memory=memory
     )
-    try:
+    with run:
         yield run
-    except BaseException:
-        run.discard()
-        raise
 
 
 def _describe(plan: Plan | ShardPlan, outcome: Outcome) -> str:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import compress
 from queue import Empty, SimpleQueue
 from threading import RLock, Thread
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from weightctl.errors import OutputError
 from weightctl.storage.base import cannot_write
@@ -167,26 +167,6 @@ def _parse_record(entry: Mapping[str, Any]) -> Record | None:
     return Record(file, key, facts)
 
 
-class OpenJournal(Protocol):
-    """A journal to which records can be added."""
-
-    def add(self, records: Iterable[Record], /) -> None:
-        """Add records; raises `OutputError` if that fails."""
-        ...
-
-    def close(self) -> None:
-        """End writing."""
-        ...
-
-
-class BeginJournal(Protocol):
-    """A function that begins a journal with a run's purpose, and an earlier run's records."""
-
-    def __call__(self, purpose: Purpose, records: Iterable[Record], /) -> OpenJournal:
-        """Begin a journal."""
-        ...
-
-
 class Recorder:
     """Collects complete work, and records it in the journal once it is on the disk.
 
@@ -196,12 +176,16 @@ class Recorder:
     file and key, including those that are not on the disk yet.
     """
 
-    def __init__(self, begin: BeginJournal, identify: Callable[[], Purpose] | None) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Purpose, Iterable[Record]], Journal | ObjectJournal],
+        identify: Callable[[], Purpose] | None,
+    ) -> None:
         self.records: dict[tuple[int, str], Record] = {}
         self._begin_journal = begin
         self._identify = identify
         self._files: Sequence[Writer] = ()
-        self._journal: OpenJournal | None = None
+        self._journal: Journal | ObjectJournal | None = None
         # Records whose bytes are not durable yet, with the marks of their files.
         self._waiting: list[tuple[Record, frozenset[int]]] = []
         self._kept: list[Record] = []

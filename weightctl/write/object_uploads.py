@@ -42,6 +42,7 @@ from weightctl.write.executors.destinations import (
 )
 from weightctl.write.journal import PUBLISHING, ObjectJournal, parse_journal
 from weightctl.write.object_parts import cut_object, list_copies, list_gaps
+from weightctl.write.run import OutputRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -63,15 +64,8 @@ _TRIES = 3
 _REQUESTS = 8
 
 
-class UploadRun:
-    """The uploads of a run; the objects become visible when all of them are complete.
-
-    `kept` are the records of a stopped run. `lost` is the reason if there was a stopped run that
-    cannot be continued. After an error, the uploads are aborted, unless `is_resumable` is set.
-    """
-
-    # Only commits can have pull requests.
-    pull_request = ""
+class UploadRun(OutputRun):
+    """The uploads of a run; the objects become visible when all of them are complete."""
 
     def __init__(
         self,
@@ -94,7 +88,6 @@ class UploadRun:
         self._limit = PartLimit(memory)
         self._copies = list_copies(plan, list(outcome.parts.values()), uploads)
         self._small: dict[str, bytes] = {}
-        self._is_named = False
         shared = chain.from_iterable(done.records for done in stopped.shared)
         self.kept = (*stopped.records, *shared)
         self.is_resumable = bool(self.kept)
@@ -142,7 +135,6 @@ class UploadRun:
                 self.files[number].hold([(offset, held)])
 
     def place(self) -> ObjectUploads:
-        """Return the place that workers write to."""
         ids = [file.upload for file in self.files]
         return _describe_place(self._outcome, self._uploads, self._stopped.token, ids)
 
@@ -224,11 +216,9 @@ class UploadRun:
             self._markers.remove()
 
     def put(self, name: str, content: bytes) -> None:
-        """Keep a small file of the output until it is published."""
         self._small[name] = content
 
     def copy(self, name: str, path: str) -> None:
-        """Keep a copy of a small file of the input until it is published."""
         source = open_companion(path)
         self._small[name] = source.read(0, source.size)
         source.refuse_change()
@@ -259,7 +249,7 @@ class UploadRun:
                 [*self.files, *(name for name in self._small if name not in last)], force=force
             )
             self._publish([name for name in self._small if name in last], force=force)
-            self._is_named = True
+            self.is_committed = True
             self._uploads.delete(old)
             # The output is complete, even if the journal cannot be removed.
             with suppress(OutputError):
@@ -283,7 +273,7 @@ class UploadRun:
     def discard(self) -> None:
         """Abort all uploads, and remove the journal."""
         with defer_signals():
-            if self._is_named:
+            if self.is_committed:
                 return
             self._limit.wait()
             for file in self.files:
@@ -312,7 +302,6 @@ class UploadRun:
         self._uploads.delete(earlier)
 
     def close(self) -> None:
-        """End the threads that send parts."""
         self._limit.close()
 
 
@@ -338,14 +327,8 @@ def hold_upload(
     run = UploadRun(
         plan, outcome, uploads, stopped, identify=identify, memory=memory, is_shared=is_shared
     )
-    try:
+    with run:
         yield run
-    except BaseException:
-        if not run.is_resumable:
-            run.discard()
-        raise
-    finally:
-        run.close()
 
 
 def find_kept_uploads(outcome: Outcome, identify: Callable[[], Purpose]) -> tuple[Record, ...]:

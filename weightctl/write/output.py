@@ -34,11 +34,9 @@ if TYPE_CHECKING:
     from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.executors.worker import BatchResult
-    from weightctl.write.hub_commit import CommitRun
     from weightctl.write.journal import Purpose, Record
-    from weightctl.write.object_uploads import UploadRun
     from weightctl.write.outcome import Outcome
-    from weightctl.write.partial import Partial
+    from weightctl.write.run import OutputRun
     from weightctl.write.tasks import Work
 
 _COPY = 1 << 20
@@ -110,7 +108,7 @@ def _write(
     outcome: Outcome,
     work: Work,
     identify: Callable[[], Purpose] | None,
-    partial: Partial | UploadRun | CommitRun,
+    partial: OutputRun,
     *,
     force: bool,
     threads: int,
@@ -148,8 +146,8 @@ def _write(
         partial.publish(force=force)
     except BaseException as error:
         is_final = _is_final(error) or _has_changed(plan.source)
-        partial.is_resumable = (partial.is_resumable or recorder.has_journal) and not is_final
-        if partial.is_resumable and isinstance(error, WeightctlError):
+        partial.is_resumable = (partial.can_continue or recorder.has_journal) and not is_final
+        if partial.can_continue and isinstance(error, WeightctlError):
             error.add_hint(_CONTINUES)
         raise
     found = list(records.values())
@@ -164,7 +162,7 @@ def _hold(
     force: bool,
     memory: int,
     is_shared: bool,
-) -> AbstractContextManager[Partial | UploadRun | CommitRun]:
+) -> AbstractContextManager[OutputRun]:
     if not is_remote(outcome.path):
         return hold_output(outcome, identify, force=force, is_shared=is_shared)
     if has_commits(outcome.path):
@@ -241,7 +239,7 @@ def _distribute(
     distribution: Distribution,
     work: Work,
     recorder: Recorder,
-    partial: Partial | UploadRun | CommitRun,
+    partial: OutputRun,
     seams: SeamWriter,
     *,
     purpose: Purpose,
@@ -261,9 +259,7 @@ def _distribute(
     return distribute(distribution, purpose, tasks, partial.place(), accept)
 
 
-def _put_beside(
-    plan: Plan | ShardPlan, outcome: Outcome, partial: Partial | UploadRun | CommitRun
-) -> None:
+def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: OutputRun) -> None:
     """Write the files next to the weights, such as index, config, tokenizer and license."""
     if outcome.index:
         partial.put(*outcome.index)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,35 +41,30 @@ from weightctl.write.locks import (
     remove_path,
 )
 from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
+from weightctl.write.run import OutputRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
 
     from weightctl.write.executors.coordination import Markers
-    from weightctl.write.executors.destinations import Delivered, TemporaryFiles
+    from weightctl.write.executors.destinations import TemporaryFiles
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
 
 
-class Partial:
+class Partial(OutputRun):
     """The temporary files of a run, which get their final names when all of them are complete.
 
-    `kept` are the records of a stopped run. `lost` is the reason if there was a stopped run that
-    cannot be continued. After an error, all files are removed, unless `is_resumable` is set. If
-    `is_shared` is set, processes share the run, and manage its markers themselves.
+    If `is_shared` is set, processes share the run, and manage its markers themselves.
     """
-
-    # Only commits can have pull requests.
-    pull_request = ""
 
     def __init__(self, outcome: Outcome, left: ResumableFiles, *, is_shared: bool = False) -> None:
         self._outcome = outcome
         self._markers = None if is_shared else left.markers
         self._token = left.token
         self._lock = -1
-        self._is_named = False
         # Files of an earlier run are kept if this run fails before it has started.
-        self._is_resumable = bool(left.records)
+        self.is_resumable = bool(left.records)
         self._intact: set[int] = set()
         self.kept: tuple[Record, ...] = left.records
         self.lost = left.lost
@@ -82,13 +77,9 @@ class Partial:
         self.files: list[FileWriter] = []
 
     @property
-    def is_resumable(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether the files stay after an error, so that the same command continues the run."""
-        return self._is_resumable and not self._is_named
-
-    @is_resumable.setter
-    def is_resumable(self, value: bool) -> None:
-        self._is_resumable = value
+        return self.is_resumable and not self.is_committed
 
     def path_of(self, name: str) -> str:
         """Return the temporary path of a file of the output."""
@@ -176,13 +167,9 @@ class Partial:
                     remove_path(path)
 
     def place(self) -> TemporaryFiles:
-        """Return the place that workers write to."""
         from weightctl.write.executors.destinations import TemporaryFiles
 
         return TemporaryFiles(tuple(file.path for file in self.files))
-
-    def accept(self, delivered: Delivered) -> None:
-        """Do nothing, since workers write all bytes to the files."""
 
     def begin_journal(self, purpose: Purpose, records: Iterable[Record]) -> Journal:
         """Begin the journal of the run; raises `OutputError` if it cannot be written."""
@@ -192,10 +179,6 @@ class Partial:
         return journal
 
     def copy(self, name: str, path: str) -> None:
-        """Copy a file of the input into the output.
-
-        Raises `FormatError` if it cannot be read, and `OutputError` if it cannot be written.
-        """
         source = open_companion(path)
         _make_directory(os.path.dirname(self.path_of(name)))
         file = FileWriter(self.path_of(name), source.size)
@@ -207,7 +190,6 @@ class Partial:
             file.close()
 
     def put(self, name: str, content: bytes) -> None:
-        """Write or replace a small file of the output; raises `OutputError` if that fails."""
         path = self.path_of(name)
         try:
             with open(path, "wb") as file:
@@ -238,7 +220,7 @@ class Partial:
                     named = [(self.path_of(name), outcome.path_of(name)) for name in outcome.names]
                     name_files(named, force=force, old=outcome.list_replaced())
             finally:
-                self._is_named = self._is_in_place()
+                self.is_committed = self._is_in_place()
             # The first path is the old directory. Another run may remove it at the same time.
             remove([self.path, self.journal, self._unused_journal])
         sync_directory(os.path.dirname(outcome.path))
@@ -254,7 +236,11 @@ class Partial:
             for file, path in zip(self.files, paths, strict=True)
         )
 
-    def describe_state(self) -> str:
+    def explain(self, error: BaseException) -> None:
+        if isinstance(error, OutputError) and isinstance(error.__cause__, OSError):
+            error.add_hint(self._describe_state())
+
+    def _describe_state(self) -> str:
         """Return the state of the target after an error, and the names of the files that stay."""
         outcome = self._outcome
         if os.path.lexists(self._record):
@@ -264,9 +250,9 @@ class Partial:
                 "completes the replacement"
             )
         left = sorted({*find_leftovers(outcome.path, outcome.pattern), *asides_of(outcome.path)})
-        state = "the output is complete" if self._is_named else "the target is unchanged"
+        state = "the output is complete" if self.is_committed else "the target is unchanged"
         if left:
-            verb = "temporary files stay" if self.is_resumable else "remove temporary files"
+            verb = "temporary files stay" if self.can_continue else "remove temporary files"
             state += f"; {verb}: {', '.join(left)}"
         return state
 
@@ -296,7 +282,7 @@ class Partial:
     def discard(self) -> None:
         """Remove all temporary files, unless the record of a replacement lists them."""
         with defer_signals():
-            if self._is_named:
+            if self.is_committed:
                 return
             if self._outcome.is_directory:
                 if self._lock >= 0 and is_same_directory(self._lock, self.path):
@@ -312,7 +298,6 @@ class Partial:
                 self._markers.remove()
 
     def close(self) -> None:
-        """Close the files, and release the locks."""
         with defer_signals():
             for file in self.files:
                 file.close()
@@ -337,8 +322,7 @@ def hold_output(
     """
     path, names = outcome.path, outcome.pattern
     shared = _ranks_token(identify) if is_shared else ""
-    partial: Partial | None = None
-    try:
+    with ExitStack() as held:
         with entrance(os.path.dirname(path)):
             refuse_other_runs(path, names, shared)
             complete(path, force=force)
@@ -349,19 +333,9 @@ def hold_output(
                 kept.add(_ranks_token(identify))
             clear_leftovers(path, names, kept)
             outcome.refuse(force=force)
-            partial = Partial(outcome, left, is_shared=is_shared)
+            partial = held.enter_context(Partial(outcome, left, is_shared=is_shared))
             partial.begin()
         yield partial
-    except BaseException as error:
-        if partial is not None:
-            if not partial.is_resumable:
-                partial.discard()
-            if isinstance(error, OutputError) and isinstance(error.__cause__, OSError):
-                error.add_hint(partial.describe_state())
-        raise
-    finally:
-        if partial is not None:
-            partial.close()
 
 
 def _complete_edit(outcome: Outcome) -> None:

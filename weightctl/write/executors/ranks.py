@@ -54,10 +54,9 @@ if TYPE_CHECKING:
     from weightctl.write.executors.destinations import OpenPlace, Place
     from weightctl.write.executors.distribution import Batch, Distribution
     from weightctl.write.executors.worker import Job
-    from weightctl.write.hub_commit import CommitRun
     from weightctl.write.journal import Purpose, Record
     from weightctl.write.outcome import Outcome
-    from weightctl.write.partial import Partial
+    from weightctl.write.run import OutputRun
     from weightctl.write.tasks import KeyedTask, Work
 
 _BEGUN = "begun"
@@ -421,7 +420,7 @@ def write_shared(
     outcome: Outcome,
     work: Work,
     *,
-    hold: Callable[[], AbstractContextManager[Partial | UploadRun | CommitRun]],
+    hold: Callable[[], AbstractContextManager[OutputRun]],
     finish: Callable[[], list[Record]],
     progress: Callable[[int], object] | None,
 ) -> RanksResult:
