@@ -17,6 +17,7 @@ import numpy as np
 from weightctl.errors import OutputError
 from weightctl.formats.imatrix.sums import ColumnSums
 from weightctl.storage.base import cannot_write
+from weightctl.storage.local import sync_directory
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import temporary_name, token_of
 from weightctl.text.untyped import is_object
@@ -28,7 +29,6 @@ from weightctl.write.locks import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.replacing import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -18,7 +18,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.metadata import Setting, list_settings
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileReader, FileWriter
+from weightctl.storage.local import FileReader, FileWriter, sync_directory
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.storage.pending_edits import (
     MARKER,
@@ -40,7 +40,7 @@ from weightctl.write.locks import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.replacing import rename, sync_directory
+from weightctl.write.replacing import rename
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -10,10 +10,11 @@ from weightctl.errors import OutputError
 from weightctl.system.temporary import without_temporary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 Bytes = bytes | bytearray | memoryview
+_CHUNK = 1 << 20
 
 
 class Entry(NamedTuple):
@@ -327,6 +328,19 @@ class FileRange:
         """Return a part of the range, without reading."""
         start, stop = _clip_range(start, stop, self.nbytes)
         return FileRange(self.file, self.offset + start, stop - start)
+
+    def join(self, other: FileRange) -> FileRange | None:
+        """Return this range and `other` as one; None if they are not adjacent in one file."""
+        is_next = other.file is self.file and other.offset == self.offset + self.nbytes
+        return FileRange(self.file, self.offset, self.nbytes + other.nbytes) if is_next else None
+
+    def read_chunks(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield chunks with their offsets in the range; each is valid until the next one."""
+        buffer = memoryview(bytearray(min(self.nbytes, _CHUNK)))
+        for start in range(0, self.nbytes, _CHUNK):
+            chunk = buffer[: self.nbytes - start]
+            self.file.read_into(self.offset + start, chunk)
+            yield start, chunk
 
     def expect(self, start: int = 0, stop: int | None = None) -> bool:
         """Request that bytes from `start` to `stop` are read ahead.

@@ -188,7 +188,6 @@ class FileReader(Reader):
 # After this number of written bytes, the system starts to write them to the disk, so that `sync`
 # does not have to wait long.
 _BATCH = 8 << 20
-_COPY = 1 << 20
 
 
 class FileWriter(Writer):
@@ -240,12 +239,8 @@ class FileWriter(Writer):
             start, offset = start + count, offset + count
             self._start_writing_back(count)
         # If the kernel has failed to copy, reading or writing raises the error.
-        buffer = memoryview(bytearray(min(end - start, _COPY)))
-        while start < end:
-            chunk = buffer[: end - start]
-            source.file.read_into(start, chunk)
-            self.write(offset, chunk)
-            start, offset = start + len(chunk), offset + len(chunk)
+        for at, chunk in source.part(start - source.offset, source.nbytes).read_chunks():
+            self.write(offset + at, chunk)
 
     def _start_writing_back(self, count: int) -> None:
         # If two threads add at the same time, a count may be lost; writing to the disk then starts
@@ -270,6 +265,24 @@ class FileWriter(Writer):
 # The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
 # wait less for each other. It is the default limit for users on Linux.
 _ROOM = 1 << 20
+
+
+def write_durably(path: str, content: bytes, mode: str = "xb") -> None:
+    """Write a small file, and wait until it is on the disk; raises `OSError` if that fails."""
+    with open(path, mode) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: str) -> None:
+    """Wait until the names in a directory are on the disk."""
+    with suppress(OSError):  # some file systems do not support or need this
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class PipeWriter:
@@ -304,12 +317,8 @@ class PipeWriter:
                 break
             start += count
             self.nbytes += count
-        buffer = memoryview(bytearray(min(end - start, _COPY)))
-        while start < end:
-            chunk = buffer[: end - start]
-            source.file.read_into(start, chunk)
+        for _, chunk in source.part(start - source.offset, source.nbytes).read_chunks():
             self.write(chunk)
-            start += len(chunk)
 
 
 def write_all(descriptor: int, data: Bytes) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileReader
+from weightctl.storage.local import FileReader, sync_directory, write_durably
 from weightctl.system.temporary import EDIT, temporary_name, without_temporary
 from weightctl.text.untyped import is_list, is_object
 
@@ -335,10 +335,7 @@ def note_own_edit(directory: str, digest: str) -> None:
     """Record the SHA-256 of a journal; raises `OSError` if that is not possible."""
     path = own_edit_path(directory)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    with open(path, "w", encoding="ascii") as file:
-        file.write(digest)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(path, digest.encode("ascii"), "wb")
 
 
 def is_own_edit(directory: str, digest: str) -> bool:
@@ -378,7 +375,7 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
             _write(file.fileno(), 0, content)
             os.fsync(file.fileno())
         os.rename(temporary, path)
-        _sync(directory)
+        sync_directory(directory)
     except OSError as error:
         # The files did not change yet, so the edit is undone.
         for name in (temporary, path):
@@ -405,9 +402,9 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
     try:
         for file in edit.files:
             written += _replace(edit, file) if file.temporary else _change(edit, file)
-        _sync(directory)
+        sync_directory(directory)
         os.unlink(edit.path)
-        _sync(directory)
+        sync_directory(directory)
     except OSError as error:
         changed = edit.path_of(edit.files[0].name)
         if os.path.lexists(edit.path):
@@ -457,12 +454,3 @@ def _write(descriptor: int, offset: int, content: bytes) -> None:
     while view:
         count = os.pwrite(descriptor, view[:_CHUNK], offset)
         view, offset = view[count:], offset + count
-
-
-def _sync(directory: str) -> None:
-    with suppress(OSError):  # some file systems do not support or need this
-        descriptor = os.open(directory or ".", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -101,15 +101,11 @@ def _list_pieces(plan: Plan | ShardPlan, number: int) -> dict[str, tuple[SourceS
 def _merge(copies: Iterator[_Copy]) -> Iterator[_Copy]:
     last: _Copy | None = None
     for each in copies:
-        if (
-            last is not None
-            and each.start == last.stop
-            and each.source.file is last.source.file
-            and each.source.offset == last.source.offset + last.source.nbytes
-        ):
-            end = each.source.offset + each.source.nbytes
-            last = _Copy(last.start, last.source.file.range(last.source.offset, end))
-            continue
+        if last is not None and each.start == last.stop:
+            joined = last.source.join(each.source)
+            if joined is not None:
+                last = _Copy(last.start, joined)
+                continue
         if last is not None:
             yield last
         last = each

@@ -18,8 +18,10 @@ from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
 from weightctl.write.locks import find_leftovers
 from weightctl.write.targets import (
+    REPLACE_HINT,
     check_place,
     make_older_error,
+    refuse_foreign,
     refuse_inputs,
     refuse_what_is_there,
     stream_name,
@@ -208,12 +210,9 @@ class Outcome:
             return
         foreign = self._list_foreign(directory)
         if foreign and force:
-            raise OutputError(
-                f"{path} contains files that are not part of the output: {', '.join(foreign[:3])}",
-                hint="choose another directory, or move these files",
-            )
+            refuse_foreign(path, foreign)
         if not force:
-            hint = "to replace it, use --force (force=True in Python)"
+            hint = REPLACE_HINT
             if foreign:
                 hint = f"choose another directory: --force does not replace {foreign[0]}"
             raise OutputError(f"{path} exists and is not empty", hint=hint)
@@ -344,9 +343,7 @@ def refuse_files(outcome: Outcome, *, force: bool) -> None:
         if path in commit.directories:
             raise OutputError(f"{url} is a directory", hint="choose another name for the output")
         if path in files and not force and not is_kept(path, files):
-            raise OutputError(
-                f"{url} exists", hint="to replace it, use --force (force=True in Python)"
-            )
+            raise OutputError(f"{url} exists", hint=REPLACE_HINT)
     for path in old:
         if not force:
             raise make_older_error(f"{path} in {outcome.path}")

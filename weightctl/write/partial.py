@@ -19,7 +19,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.switch import switch_path
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileWriter
+from weightctl.storage.local import FileWriter, sync_directory, write_durably
 from weightctl.storage.pending_edits import complete_edit
 from weightctl.system.interrupts import defer_signals
 from weightctl.system.temporary import (
@@ -40,7 +40,7 @@ from weightctl.write.locks import (
     refuse_other_runs,
     remove_path,
 )
-from weightctl.write.replacing import complete, exchange, name_files, remove, rename, sync_directory
+from weightctl.write.replacing import complete, exchange, name_files, remove, rename
 from weightctl.write.run import OutputRun
 
 if TYPE_CHECKING:
@@ -192,10 +192,7 @@ class Partial(OutputRun):
     def put(self, name: str, content: bytes) -> None:
         path = self.path_of(name)
         try:
-            with open(path, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_durably(path, content, "wb")
         except OSError as error:
             raise cannot_write(path, error) from error
 

@@ -17,6 +17,7 @@ from weightctl.errors import OutputError
 from weightctl.formats import format_by_index
 from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
 from weightctl.storage.base import cannot_write
+from weightctl.storage.local import sync_directory, write_durably
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
 from weightctl.write.locks import remove_path
 
@@ -189,10 +190,7 @@ def _write(path: str, content: bytes) -> None:
     """Write a small file, which gets its name when it is complete and on the disk."""
     temporary = temporary_name(without_temporary(path))
     try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(temporary, content)
     except OSError as error:
         remove([temporary])
         raise cannot_write(path, error) from error
@@ -269,13 +267,3 @@ def rename(temporary: str, path: str) -> None:
     except OSError as error:
         if os.path.lexists(temporary) or not os.path.lexists(path):
             raise cannot_write(path, error) from error
-
-
-def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk."""
-    with suppress(OSError):  # some file systems do not support or need this
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

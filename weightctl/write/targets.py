@@ -38,9 +38,11 @@ from weightctl.storage.location import (
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
 STDOUT = "-"
+REPLACE_HINT = "to replace it, use --force (force=True in Python)"
+_OTHER_HINT = "choose another name for the output"
 _NO_OPTIONS = CommitOptions()
 _STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
@@ -292,49 +294,42 @@ def refuse_inputs(
     """
     if is_remote(path):
         if path in inputs or os.path.dirname(path) == path:
-            raise OutputError(
-                f"{path} is the input itself", hint="choose another name for the output"
-            )
+            raise OutputError(f"{path} is the input itself", hint=_OTHER_HINT)
         return
     for name, what in consulted.items():
         if os.path.exists(name) and os.path.exists(path) and os.path.samefile(name, path):
-            raise OutputError(f"{path} is {what}", hint="choose another name for the output")
+            raise OutputError(f"{path} is {what}", hint=_OTHER_HINT)
     for name in filter(os.path.exists, inputs):
         same = os.path.exists(path) and os.path.samefile(name, path)
         inside = os.path.isdir(path) and os.path.samefile(os.path.dirname(name) or ".", path)
         if same or inside:
             raise OutputError(
                 f"{path} is the input itself" if same else f"{path} contains the input {name}",
-                hint="choose another name for the output",
+                hint=_OTHER_HINT,
             )
 
 
-def refuse_what_is_there(
-    paths: Sequence[str], *, force: bool, is_ours: Callable[[str], bool] = lambda _: False
-) -> None:
-    """Raise `OutputError` if a target exists and `force` is not set.
-
-    Even with `force`, a directory is only replaced if `is_ours` is true for all names in it.
-    """
+def refuse_what_is_there(paths: Sequence[str], *, force: bool) -> None:
+    """Raise `OutputError` if a target exists and `force` is not set, or if it is not a file."""
     for path in paths:
         if is_directory(path):
             there = list_names(path)
             if there and not force:
-                hint = "to replace it, use --force (force=True in Python)"
-                raise OutputError(f"{path} exists and is not empty", hint=hint)
-            foreign = sorted(name for name in there if not is_ours(name))
-            if foreign:
-                names = ", ".join(foreign[:3])
-                raise OutputError(
-                    f"{path} contains files that are not part of the output: {names}",
-                    hint="choose another directory, or move these files",
-                )
+                raise OutputError(f"{path} exists and is not empty", hint=REPLACE_HINT)
+            if there:
+                refuse_foreign(path, there)
         elif exists(path) and not force:
-            raise OutputError(
-                f"{path} exists", hint="to replace it, use --force (force=True in Python)"
-            )
+            raise OutputError(f"{path} exists", hint=REPLACE_HINT)
         elif exists(path) and not is_file(path):
             raise OutputError(f"{path} is not a file", hint="choose another name")
+
+
+def refuse_foreign(path: str, names: Sequence[str]) -> None:
+    """Raise `OutputError` for a directory with files that an output must not replace."""
+    raise OutputError(
+        f"{path} contains files that are not part of the output: {', '.join(names[:3])}",
+        hint="choose another directory, or move these files",
+    )
 
 
 def make_older_error(name: str) -> OutputError:

@@ -319,16 +319,12 @@ def _merge(ranges: Iterable[FileRange]) -> Iterable[FileRange]:
         for start in range(0, whole.nbytes, _LARGEST)
     )
     for each in steps:
-        if last is None:
-            last = each
-        elif (
-            each.file is last.file
-            and each.offset == last.offset + last.nbytes
-            and last.nbytes + each.nbytes <= _LARGEST
-        ):
-            last = last.file.range(last.offset, each.offset + each.nbytes)
-        else:
+        joined = None if last is None else last.join(each)
+        if joined is not None and joined.nbytes <= _LARGEST:
+            last = joined
+            continue
+        if last is not None:
             yield last
-            last = each
+        last = each
     if last is not None:
         yield last

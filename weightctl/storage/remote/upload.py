@@ -123,7 +123,6 @@ class FilledPart:
 
 
 PART = 8 << 20
-_COPY = 1 << 20
 
 
 def part_size(uploads: Uploads, nbytes: int) -> int:
@@ -251,12 +250,9 @@ class UploadWriter(Writer):
 
     def copy(self, offset: int, source: FileRange, /) -> None:
         """Write a range of another file at an offset; only bytes that are sent are read."""
-        buffer = memoryview(bytearray(min(source.nbytes, _COPY)))
         for _, first, last in self._list_sent(offset, source.nbytes):
-            for start in range(first, last, _COPY):
-                chunk = buffer[: last - start]
-                source.file.read_into(source.offset + start, chunk)
-                self.write(offset + start, chunk)
+            for start, chunk in source.part(first, last).read_chunks():
+                self.write(offset + first + start, chunk)
 
     def list_reads(self, offset: int, source: FileRange, /) -> list[FileRange]:
         found = self._list_sent(offset, source.nbytes)

@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor
 
-__all__ = [
-    "EXECUTORS",
-    "WORKERS",
-    "ExecutorLine",
-    "WorkerCounts",
-    "WorkerLostError",
-    "hold_executor",
-    "is_local",
-    "make_portable",
-]
-
 
 class WorkerLostError(Exception):
     """A worker has ended while it ran a batch; another worker can run the batch again."""
@@ -55,6 +44,12 @@ class WorkerCounts(NamedTuple):
     done: int = 0
     lost: int = 0
     copies: int = 0
+
+    def add(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> WorkerCounts:
+        """Return the counts with further batches."""
+        return self._replace(
+            done=self.done + done, lost=self.lost + lost, copies=self.copies + copies
+        )
 
 
 class _CurrentWorkers:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.base import cannot_write
+from weightctl.storage.local import write_durably
 from weightctl.storage.location import is_remote
 from weightctl.storage.remote.failures import ExistingObjectError, MissingObjectError
 from weightctl.system.temporary import new_token, ranks_name
@@ -99,10 +100,7 @@ class _FileMarkers:
         path = os.path.join(self._path, f"{_NEW}{new_token()}")
         try:
             os.makedirs(self._path, exist_ok=True)
-            with open(path, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_durably(path, content)
         except OSError as error:
             raise cannot_write(path, error) from error
         return path

@@ -248,11 +248,8 @@ class _Run:
                 future.cancel()
         return self._counts
 
-    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
-        counts = self._counts
-        self._counts = WORKERS.counts = counts._replace(
-            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
-        )
+    def _count(self, **counts: int) -> None:
+        self._counts = WORKERS.counts = self._counts.add(**counts)
 
     def _submit(self, number: int) -> None:
         keys = tuple(task.key for task in self._batches[number].tasks)

@@ -240,11 +240,8 @@ class _RankProcess:
         finally:
             opened.close()
 
-    def _count(self, *, done: int = 0, lost: int = 0, copies: int = 0) -> None:
-        counts = self._counts
-        self._counts = WORKERS.counts = counts._replace(
-            done=counts.done + done, lost=counts.lost + lost, copies=counts.copies + copies
-        )
+    def _count(self, **counts: int) -> None:
+        self._counts = WORKERS.counts = self._counts.add(**counts)
 
     def _begin(self) -> FoundRun | None:
         """Wait until the run has begun, or begin it; None if its output is complete."""
