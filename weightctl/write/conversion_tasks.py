@@ -19,6 +19,7 @@ from weightctl.write.journal import Record
 from weightctl.write.tasks import (
     MAX_COPY,
     KeyedTask,
+    RemoteReads,
     count_read,
     cut_chunks,
     cut_tasks,
@@ -31,9 +32,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Item, Plan
-    from weightctl.storage.base import Writer
     from weightctl.weights.info import TensorInfo
-    from weightctl.write.tasks import Chunk, Portion, RemoteReads, Task
+    from weightctl.write.tasks import Chunk, NumberedWriters, Portion, Task
 
 DEFAULT_MEMORY = 256 << 20
 # A thread needs at least this number of bytes: with smaller chunks, the interpreter would take most
@@ -116,15 +116,15 @@ class ConversionWork:
         # Half of the memory is for the work, and the other half for results that wait.
         return max(1, min(_MOST_WAITING, self._room // MAX_COPY))
 
-    def select(self, records: Iterable[Record]) -> list[Record]:
+    def select(self, records: Iterable[Record]) -> dict[tuple[int, str], Record]:
         """Return the records that are valid and belong to tasks of this plan."""
         self._tasks = list(cut_tasks(self._plan, self._layouts))
         known = {(task.file, str(task.number)) for task in self._tasks}
-        return [
-            record
+        return {
+            (record.file, record.key): record
             for record in records
             if (record.file, record.key) in known and _are_sound(record.facts)
-        ]
+        }
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
         """Return the number of output bytes that the recorded tasks have written."""
@@ -173,13 +173,11 @@ class ConversionWork:
     def expect(self, tasks: Iterable[Task]) -> None:
         """Fetch remote files ahead, in the order in which these tasks read them."""
         if self._is_remote:
-            from weightctl.write.tasks import RemoteReads
-
             ranges = (self._find_range(portion) for task in tasks for portion in task.portions)
             self._remote = RemoteReads(filter(None, ranges))
 
     def do(
-        self, task: Task, files: Sequence[Writer], report: Callable[[int], object]
+        self, task: Task, files: NumberedWriters, report: Callable[[int], object]
     ) -> list[Record]:
         """Write the range of a task, and return its record; the bytes may not be durable yet."""
         file, needs_crc = files[task.file], self._layouts[task.file].between is not None
@@ -201,12 +199,10 @@ class ConversionWork:
             facts["losses"] = {name: _list_loss(loss) for name, loss in losses.items()}
         return [Record(task.file, str(task.number), facts)]
 
-    def _prepare_reads(self, files: Sequence[Writer]) -> None:
+    def _prepare_reads(self, files: NumberedWriters) -> None:
         """Fetch remote files ahead, in the order of the tasks, except bytes that are not sent."""
         with self._lock:
             if self._is_remote and self._remote is None:
-                from weightctl.write.tasks import RemoteReads
-
                 self._remote = RemoteReads(self._list_reads(files))
 
     def _read_ahead(self, task: Task) -> None:
@@ -219,7 +215,7 @@ class ConversionWork:
                 if found is not None:
                     found.expect()
 
-    def _list_reads(self, files: Sequence[Writer]) -> Iterator[FileRange]:
+    def _list_reads(self, files: NumberedWriters) -> Iterator[FileRange]:
         """Yield the ranges that all tasks will read."""
         for task in self._tasks:
             for portion in task.portions:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from weightctl.errors import OutputError
-from weightctl.formats.huggingface import open_companion
 from weightctl.plan.plan import Plan
 from weightctl.storage.files import refresh
 from weightctl.storage.remote.hub_commits import (
@@ -102,12 +101,6 @@ class CommitRun(OutputRun):
         path = parse_hub_url(self._outcome.path_of(name)).path
         if not is_kept(path, self._parent.files):
             self._small[path] = content
-
-    def copy(self, name: str, path: str) -> None:
-        """Keep a copy of a small file of the input until it is committed."""
-        source = open_companion(path)
-        self.put(name, source.read(0, source.size))
-        source.refuse_change()
 
     def publish(self, *, force: bool) -> None:
         """Commit all files; with `force`, delete parts of an earlier output.

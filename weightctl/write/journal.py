@@ -194,9 +194,9 @@ class Recorder:
         self._complete: SimpleQueue[Sequence[tuple[Record, frozenset[int]]] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="weightctl", daemon=True)
 
-    def keep(self, records: Iterable[Record]) -> Mapping[tuple[int, str], Record]:
-        """Continue with the records of a stopped run; return them by file and key."""
-        self.records.update(((record.file, record.key), record) for record in records)
+    def keep(self, records: Mapping[tuple[int, str], Record]) -> Mapping[tuple[int, str], Record]:
+        """Continue with the records of a stopped run, by file and key; return them."""
+        self.records.update(records)
         self._kept = list(self.records.values())
         if self._kept:
             self._begins = 0.0

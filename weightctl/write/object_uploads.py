@@ -15,7 +15,6 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import OutputError
-from weightctl.formats.huggingface import open_companion
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
@@ -217,11 +216,6 @@ class UploadRun(OutputRun):
 
     def put(self, name: str, content: bytes) -> None:
         self._small[name] = content
-
-    def copy(self, name: str, path: str) -> None:
-        source = open_companion(path)
-        self._small[name] = source.read(0, source.size)
-        source.refuse_change()
 
     def publish(self, *, force: bool) -> None:
         """Make all objects visible; the index or manifest comes last.

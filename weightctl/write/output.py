@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import (
         Callable,
         Iterable,
+        Mapping,
         Sequence,
     )
     from contextlib import AbstractContextManager
@@ -80,100 +81,160 @@ def write_output(
         from weightctl.write.executors.distribution import refuse_seams
 
         refuse_seams(outcome)
-    # Commits are not continued; the upload library finds chunks that were sent by their content.
-    is_resumable = plan.source.files and not has_commits(outcome.path)
-    identify = bind(identify_run, plan, outcome) if is_resumable else None
-    hold = bind(_hold, plan, outcome, identify, force=force, memory=memory)
-    write = bind(_write, plan, outcome, work, identify, force=force, threads=threads)
+    writing = _Writing(plan, outcome, work, force, threads, progress, memory, distribution)
     if distribution is None or not is_shared(distribution.on):
-        with hold(is_shared=False) as partial:
-            return write(partial, progress=progress, distribution=distribution)
+        with writing.hold() as run:
+            return writing.write(run)
     from weightctl.write.executors.ranks import write_shared
 
+    alone = writing._replace(progress=None, distribution=None)
+
     def finish() -> list[Record]:
-        with hold(is_shared=True) as partial:
-            return write(partial, progress=None, distribution=None).records
+        with alone.hold(is_shared=True) as run:
+            return alone.write(run).records
 
     shared = write_shared(
         distribution, plan, outcome, work,
-        hold=bind(hold, is_shared=True), finish=finish, progress=progress,
+        hold=bind(alone.hold, is_shared=True), finish=finish, progress=progress,
     )  # fmt: skip
     return Written(
         list(shared.records), shared.kept_bytes, workers=shared.counts, is_last=shared.is_last
     )
 
 
-def _write(
-    plan: Plan | ShardPlan,
-    outcome: Outcome,
-    work: Work,
-    identify: Callable[[], Purpose] | None,
-    partial: OutputRun,
-    *,
-    force: bool,
-    threads: int,
-    progress: Callable[[int], object] | None,
-    distribution: Distribution | None,
-) -> Written:
-    """Do all tasks that are not recorded, and give the files their final names."""
-    recorder = Recorder(partial.begin_journal, identify)
-    counts: WorkerCounts | None = None
-    try:
-        files = partial.open_files()
-        kept_bytes = work.count_bytes(recorder.keep(work.select(partial.kept)))
-        if kept_bytes and progress is not None:
-            progress(kept_bytes)
-        _put_beside(plan, outcome, partial)
-        for name, content in work.list_documents(outcome, None).items():
-            partial.put(name, content)
-        seams = SeamWriter(outcome, files)
-        seams.advance(recorder.records.values())
-        with recorder.begin(files):
-            if distribution is None:
-                _fill(work, recorder, files, seams, threads=threads, progress=progress)
+class _Writing(NamedTuple):
+    """What is written, and how; the fields are the arguments of `write_output`."""
+
+    plan: Plan | ShardPlan
+    outcome: Outcome
+    work: Work
+    force: bool
+    threads: int
+    progress: Callable[[int], object] | None
+    memory: int
+    distribution: Distribution | None
+
+    @property
+    def identify(self) -> Callable[[], Purpose] | None:
+        """The function that identifies the run; None if no other run can continue it."""
+        # Commits are not continued; the upload library finds chunks that were sent by their
+        # content.
+        if not self.plan.source.files or has_commits(self.outcome.path):
+            return None
+        return bind(identify_run, self.plan, self.outcome)
+
+    def hold(self, *, is_shared: bool = False) -> AbstractContextManager[OutputRun]:
+        """Begin or continue the run that writes the output."""
+        outcome, force = self.outcome, self.force
+        if not is_remote(outcome.path):
+            return hold_output(outcome, self.identify, force=force, is_shared=is_shared)
+        memory = self.memory // 4
+        if has_commits(outcome.path):
+            from weightctl.write.hub_commit import hold_commit
+
+            return hold_commit(self.plan, outcome, force=force, memory=memory)
+        from weightctl.write.object_uploads import hold_upload
+
+        return hold_upload(
+            self.plan, outcome, self.identify, force=force, memory=memory, is_shared=is_shared
+        )
+
+    def write(self, run: OutputRun) -> Written:
+        """Do all tasks that are not recorded, and give the files their final names."""
+        work = self.work
+        recorder = Recorder(run.begin_journal, self.identify)
+        counts: WorkerCounts | None = None
+        try:
+            files = run.open_files()
+            kept_bytes = work.count_bytes(recorder.keep(work.select(run.kept)))
+            if kept_bytes and self.progress is not None:
+                self.progress(kept_bytes)
+            self._put_beside(run)
+            self._put_documents(run, None)
+            seams = SeamWriter(self.outcome, files)
+            seams.advance(recorder.records.values())
+            with recorder.begin(files):
+                if self.distribution is None:
+                    self._fill(recorder, files, seams)
+                else:
+                    counts = self._distribute(self.distribution, recorder, run, seams)
+            self._put_documents(run, recorder.records)
+            # If the source has changed during the run, the output may mix its old and new bytes, so
+            # it must not be published.
+            self.plan.source.refuse_change()
+            run.publish(force=self.force)
+        except BaseException as error:
+            is_final = _is_final(error) or _has_changed(self.plan.source)
+            run.is_resumable = (run.can_continue or recorder.has_journal) and not is_final
+            if run.can_continue and isinstance(error, WeightctlError):
+                error.add_hint(_CONTINUES)
+            raise
+        found = list(recorder.records.values())
+        return Written(found, kept_bytes, run.lost, run.pull_request, counts)
+
+    def _fill(self, recorder: Recorder, files: Sequence[Writer], seams: SeamWriter) -> None:
+        """Do all tasks that are not recorded, and record them."""
+        one_at_a_time, progress = Lock(), self.progress
+
+        def do(task: Any, ended: Event) -> None:
+            def report(nbytes: int) -> None:
+                if ended.is_set():
+                    raise StoppedError
+                if progress is not None:
+                    with one_at_a_time:
+                        progress(nbytes)
+
+            records = self.work.do(task, files, report)
+            seams.advance(records)
+            recorder.add(records)
+
+        def stop() -> None:
+            for file in files:
+                file.stop()
+
+        tasks = self.work.list_tasks(recorder.records)
+        run_all(do, tasks, threads=self.threads, release=stop)
+
+    def _distribute(
+        self, distribution: Distribution, recorder: Recorder, run: OutputRun, seams: SeamWriter
+    ) -> WorkerCounts:
+        """Let workers do all tasks that are not recorded, and record them."""
+        from weightctl.write.executors.distribution import distribute, list_keyed_tasks
+
+        def accept(result: BatchResult, nbytes: int) -> None:
+            run.accept(result.delivered)
+            seams.advance(result.records)
+            recorder.add(result.records)
+            if self.progress is not None:
+                self.progress(nbytes)
+
+        purpose = identify_run(self.plan, self.outcome)
+        tasks = list_keyed_tasks(self.work, recorder.records)
+        return distribute(distribution, purpose, tasks, run.place(), accept)
+
+    def _put_documents(
+        self, run: OutputRun, records: Mapping[tuple[int, str], Record] | None
+    ) -> None:
+        """Write the documents that describe the output; again when all records are there."""
+        for name, content in self.work.list_documents(self.outcome, records).items():
+            run.put(name, content)
+
+    def _put_beside(self, run: OutputRun) -> None:
+        """Write the files next to the weights, such as index, config, tokenizer and license."""
+        outcome = self.outcome
+        if outcome.index:
+            run.put(*outcome.index)
+        dtype = _find_main_dtype(self.plan) if isinstance(self.plan, Plan) else None
+        if not outcome.is_directory:
+            return
+        for name, path in outcome.carried.items():
+            content = restate_dtype(name, path, dtype)
+            if content is None:
+                run.copy(name, path)
             else:
-                purpose = identify_run(plan, outcome)
-                counts = _distribute(
-                    distribution, work, recorder, partial, seams, purpose=purpose,
-                    progress=progress,
-                )  # fmt: skip
-        records = recorder.records
-        for name, content in work.list_documents(outcome, records).items():
-            partial.put(name, content)
-        # If the source has changed during the run, the output may mix its old and new bytes, so it
-        # must not be published.
-        plan.source.refuse_change()
-        partial.publish(force=force)
-    except BaseException as error:
-        is_final = _is_final(error) or _has_changed(plan.source)
-        partial.is_resumable = (partial.can_continue or recorder.has_journal) and not is_final
-        if partial.can_continue and isinstance(error, WeightctlError):
-            error.add_hint(_CONTINUES)
-        raise
-    found = list(records.values())
-    return Written(found, kept_bytes, partial.lost, partial.pull_request, counts)
-
-
-def _hold(
-    plan: Plan | ShardPlan,
-    outcome: Outcome,
-    identify: Callable[[], Purpose] | None,
-    *,
-    force: bool,
-    memory: int,
-    is_shared: bool,
-) -> AbstractContextManager[OutputRun]:
-    if not is_remote(outcome.path):
-        return hold_output(outcome, identify, force=force, is_shared=is_shared)
-    if has_commits(outcome.path):
-        from weightctl.write.hub_commit import hold_commit
-
-        return hold_commit(plan, outcome, force=force, memory=memory // 4)
-    from weightctl.write.object_uploads import hold_upload
-
-    return hold_upload(
-        plan, outcome, identify, force=force, memory=memory // 4, is_shared=is_shared
-    )
+                run.put(name, content)
+        for name, document in outcome.documents.items():
+            run.put(name, restate_dtype(name, document, dtype) or document)
 
 
 def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> int:
@@ -187,7 +248,7 @@ def count_kept_bytes(plan: Plan | ShardPlan, outcome: Outcome, work: Work) -> in
         records = find_kept_uploads(outcome, identify)
     else:
         records = find_kept(outcome, identify)
-    return work.count_bytes({(each.file, each.key): each for each in work.select(records)})
+    return work.count_bytes(work.select(records))
 
 
 def _is_final(error: BaseException) -> bool:
@@ -202,78 +263,6 @@ def _has_changed(source: Source) -> bool:
     except (FormatError, OSError):
         return True
     return False
-
-
-def _fill(
-    work: Work,
-    recorder: Recorder,
-    files: Sequence[Writer],
-    seams: SeamWriter,
-    *,
-    threads: int,
-    progress: Callable[[int], object] | None,
-) -> None:
-    """Do all tasks that are not recorded, and record them."""
-    one_at_a_time = Lock()
-
-    def do(task: Any, ended: Event) -> None:
-        def report(nbytes: int) -> None:
-            if ended.is_set():
-                raise StoppedError
-            if progress is not None:
-                with one_at_a_time:
-                    progress(nbytes)
-
-        records = work.do(task, files, report)
-        seams.advance(records)
-        recorder.add(records)
-
-    def stop() -> None:
-        for file in files:
-            file.stop()
-
-    run_all(do, work.list_tasks(recorder.records), threads=threads, release=stop)
-
-
-def _distribute(
-    distribution: Distribution,
-    work: Work,
-    recorder: Recorder,
-    partial: OutputRun,
-    seams: SeamWriter,
-    *,
-    purpose: Purpose,
-    progress: Callable[[int], object] | None,
-) -> WorkerCounts:
-    """Let workers do all tasks that are not recorded, and record them."""
-    from weightctl.write.executors.distribution import distribute, list_keyed_tasks
-
-    def accept(result: BatchResult, nbytes: int) -> None:
-        partial.accept(result.delivered)
-        seams.advance(result.records)
-        recorder.add(result.records)
-        if progress is not None:
-            progress(nbytes)
-
-    tasks = list_keyed_tasks(work, recorder.records)
-    return distribute(distribution, purpose, tasks, partial.place(), accept)
-
-
-def _put_beside(plan: Plan | ShardPlan, outcome: Outcome, partial: OutputRun) -> None:
-    """Write the files next to the weights, such as index, config, tokenizer and license."""
-    if outcome.index:
-        partial.put(*outcome.index)
-    dtype = _find_main_dtype(plan) if isinstance(plan, Plan) else None
-    if not outcome.is_directory:
-        return
-    for name, path in outcome.carried.items():
-        content = restate_dtype(name, path, dtype)
-        if content is None:
-            partial.copy(name, path)
-        else:
-            partial.put(name, content)
-    for name, document in outcome.documents.items():
-        partial.put(name, restate_dtype(name, document, dtype) or document)
 
 
 def _find_main_dtype(plan: Plan) -> str | None:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
+from weightctl.formats.huggingface import open_companion
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -72,7 +74,9 @@ class OutputRun:
 
         Raises `FormatError` if it cannot be read, and `OutputError` if it cannot be written.
         """
-        raise NotImplementedError
+        source = open_companion(path)
+        self.put(name, source.read(0, source.size))
+        source.refuse_change()
 
     def publish(self, *, force: bool) -> None:
         """Make the complete output visible, and remove what it replaces.

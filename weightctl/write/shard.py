@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.split import Part
-    from weightctl.storage.base import FileRange, Writer
+    from weightctl.storage.base import FileRange
     from weightctl.weights.boxes import Box, Overlap
     from weightctl.weights.protocol import Weights
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
+    from weightctl.write.tasks import NumberedWriters
 
 # The number of bytes to read at a time: they are still in a cache when they are hashed and written.
 # With fewer bytes, threads would wait for each other more often.
@@ -269,18 +270,18 @@ class RankWork:
         self._memory = Memory()
         self._remote = RemoteReads(())
 
-    def select(self, records: Iterable[Record]) -> list[Record]:
+    def select(self, records: Iterable[Record]) -> dict[tuple[int, str], Record]:
         """Return the records that are valid and belong to tensors of this plan."""
         wanted = {
             (rank, shard.info.name)
             for rank, shards in enumerate(self._plan.ranks)
             for shard in shards
         }
-        return [
-            record
+        return {
+            (record.file, record.key): record
             for record in records
             if (record.file, record.key) in wanted and _is_sha256(record.facts.get("sha256"))
-        ]
+        }
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
         """Return the number of bytes of the recorded tensors."""
@@ -313,7 +314,7 @@ class RankWork:
         return keys
 
     def do(
-        self, task: Pass, files: Sequence[Writer], report: Callable[[int], object]
+        self, task: Pass, files: NumberedWriters, report: Callable[[int], object]
     ) -> list[Record]:
         """Carry out a pass, and return its records; the bytes may not be on the disk yet.
 

@@ -81,11 +81,17 @@ class KeyedTask(NamedTuple):
         return (self.read + self.made) / bandwidth + self.computing
 
 
+class NumberedWriters(Protocol):
+    """The writers of the output files, by number."""
+
+    def __getitem__(self, number: int, /) -> Writer: ...
+
+
 class Work(Protocol):
     """Fills the files of an outcome with tasks, which threads carry out."""
 
-    def select(self, records: Iterable[Record], /) -> list[Record]:
-        """Return the records of an earlier run that are valid."""
+    def select(self, records: Iterable[Record], /) -> Mapping[tuple[int, str], Record]:
+        """Return the records of an earlier run that are valid, by file and key."""
         ...
 
     def count_bytes(self, records: Collection[tuple[int, str]], /) -> int:
@@ -105,7 +111,7 @@ class Work(Protocol):
         ...
 
     def do(
-        self, task: Any, files: Sequence[Writer], report: Callable[[int], object], /
+        self, task: Any, files: NumberedWriters, report: Callable[[int], object], /
     ) -> list[Record]:
         """Carry out a task, and return its records; the bytes may not be on the disk yet."""
         ...

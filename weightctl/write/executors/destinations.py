@@ -5,9 +5,8 @@ Bytes of upload parts that a worker could not complete are stored in an object n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.errors import OutputError
 from weightctl.storage.local import FileWriter
@@ -17,12 +16,13 @@ from weightctl.text.untyped import is_list
 from weightctl.write.object_parts import cut_object, list_copies, list_gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from weightctl.formats.base import Layout
     from weightctl.plan.plan import Plan
     from weightctl.sharding.plan import ShardPlan
-    from weightctl.storage.base import ByteRange, UploadedPart, Uploads, Writer
+    from weightctl.storage.base import ByteRange, UploadedPart, Uploads
+    from weightctl.write.tasks import NumberedWriters
 
 
 class RestRange(NamedTuple):
@@ -104,7 +104,7 @@ class OpenPlace(Protocol):
     """The output files of a run, which a worker has opened."""
 
     @property
-    def files(self) -> Sequence[Writer]:
+    def files(self) -> NumberedWriters:
         """The writers of all files."""
         ...
 
@@ -148,7 +148,7 @@ class TemporaryFiles(NamedTuple):
         return _OpenFiles([(path, each.nbytes) for path, each in pairs])
 
 
-class _FilesOnUse(Sequence[FileWriter]):
+class _FilesOnUse:
     """Writers of temporary files, by number, each opened when it is first used."""
 
     def __init__(self, files: Sequence[tuple[str, int]]) -> None:
@@ -156,21 +156,12 @@ class _FilesOnUse(Sequence[FileWriter]):
         self._lock = Lock()
         self._open: dict[int, FileWriter] = {}
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @overload
-    def __getitem__(self, index: int) -> FileWriter: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[FileWriter]: ...
-    def __getitem__(self, index: int | slice) -> FileWriter | list[FileWriter]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(len(self))[index]]
+    def __getitem__(self, number: int) -> FileWriter:
         with self._lock:
-            if index not in self._open:
-                path, nbytes = self._files[index]
-                self._open[index] = FileWriter(path, nbytes, create=False)
-            return self._open[index]
+            if number not in self._open:
+                path, nbytes = self._files[number]
+                self._open[number] = FileWriter(path, nbytes, create=False)
+            return self._open[number]
 
     def close(self) -> None:
         """Close those that are open."""

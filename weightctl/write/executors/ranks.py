@@ -431,7 +431,7 @@ def write_shared(
         with hold() as partial:
             partial.open_files()
             kept = work.select(partial.kept)
-            partial.begin_journal(identify(), kept).close()
+            partial.begin_journal(identify(), kept.values()).close()
             if isinstance(partial, UploadRun):
                 partial.add_shared()
 
@@ -441,7 +441,7 @@ def write_shared(
         if found is None:
             return None
         place, records = found
-        kept = {(each.file, each.key): each for each in work.select(records)}
+        kept = work.select(records)
         kept_bytes = work.count_bytes(kept)
         return FoundRun(place, list_keyed_tasks(work, kept), [*kept.values()], kept_bytes)
 
