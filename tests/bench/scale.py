@@ -58,7 +58,7 @@ def list_tasks(model: str, name: str, degree: int) -> dict[str, Any]:
     """Plan a work as a run does; return its tasks, and what planning took."""
     import resource
 
-    from weightctl.write.describe import identify_run
+    from weightctl.write.outcome import identify_run
 
     started = time.perf_counter()
     work = dict(WORKS[name])

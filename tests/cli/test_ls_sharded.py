@@ -25,7 +25,7 @@ from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, axiswise, columnwise, replicate, rowwise
 from weightctl.weights.info import TensorInfo
-from weightctl.write.describe import describe_shards
+from weightctl.write.outcome import describe_shards
 
 if TYPE_CHECKING:
     from pathlib import Path

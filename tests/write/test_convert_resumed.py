@@ -20,9 +20,9 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError, OutputError
 from weightctl.plan.cast import cast
 from weightctl.system.temporary import JOURNAL
-from weightctl.write.describe import describe
 from weightctl.write.journal import read_journal
 from weightctl.write.locks import find_journal
+from weightctl.write.outcome import describe
 from weightctl.write.targets import target
 from weightctl.write.tasks import cut_tasks
 

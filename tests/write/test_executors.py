@@ -319,7 +319,7 @@ def test_a_task_without_bytes_is_refused(model: Path, tmp_path: Path) -> None:
 def job(model: Path, out: Path, **changes: Any) -> Job:
     """Return the job of a conversion whose output is there already."""
     from weightctl import __version__
-    from weightctl.write.describe import identify_run
+    from weightctl.write.outcome import identify_run
 
     planned = convert(model, out, quant="Q4_K", dry_run=True)
     request = PlanRequest.of(

@@ -44,9 +44,9 @@ from weightctl.plan.arrangement import split
 from weightctl.plan.plan import Plan
 from weightctl.split import Grid
 from weightctl.system.temporary import JOURNAL
-from weightctl.write.describe import describe_shards
 from weightctl.write.gathering import gather
 from weightctl.write.locks import lock_path
+from weightctl.write.outcome import describe_shards
 from weightctl.write.save import save
 from weightctl.write.shard import save_shards
 

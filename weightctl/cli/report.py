@@ -22,9 +22,9 @@ from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.conversion import notes_on
-from weightctl.write.describe import input_files
 from weightctl.write.executors import is_shared
 from weightctl.write.locks import find_journal
+from weightctl.write.outcome import input_files
 from weightctl.write.targets import (
     check_place,
     is_stream,

@@ -16,9 +16,9 @@ from weightctl.errors import ConversionError
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.wording import pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
-from weightctl.write.describe import identify_run
 from weightctl.write.executors.distribution import cut_batches, list_keyed_tasks, plan_distribution
 from weightctl.write.gathering import gathering
+from weightctl.write.outcome import identify_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.write.convert import convert
-from weightctl.write.describe import describe
+from weightctl.write.outcome import describe
 from weightctl.write.targets import Target
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from weightctl.storage.files import exists, refresh
 from weightctl.storage.location import parse_location
 from weightctl.weights.tree import Checkpoint
 from weightctl.write.conversion_tasks import ConversionWork, memory_budget
-from weightctl.write.describe import describe
 from weightctl.write.digests import count_checked_bytes, refuse_altered
 from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
+from weightctl.write.outcome import describe
 from weightctl.write.save import save
 from weightctl.write.targets import target
 

@@ -12,9 +12,9 @@ from weightctl.formats.huggingface import restate_dtype
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
-from weightctl.write.describe import identify_run
 from weightctl.write.executors import is_shared
 from weightctl.write.journal import Recorder
+from weightctl.write.outcome import identify_run
 from weightctl.write.partial import find_kept, hold_output
 from weightctl.write.threads import StoppedError, run_all
 

@@ -17,7 +17,7 @@ from weightctl.write.conversion_tasks import (
     count_threads,
     memory_budget,
 )
-from weightctl.write.describe import describe
+from weightctl.write.outcome import describe
 from weightctl.write.output import write_output
 from weightctl.write.targets import Target, open_stream, target
 from weightctl.write.tasks import cut_tasks

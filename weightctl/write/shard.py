@@ -29,12 +29,12 @@ from weightctl.weights.boxes import boxes, byte_part, byte_shape, find_overlaps,
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
-from weightctl.write.describe import describe_shards
 from weightctl.write.digests import refuse_altered
 from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
 from weightctl.write.journal import Record
 from weightctl.write.locks import refuse_other_runs
+from weightctl.write.outcome import describe_shards
 from weightctl.write.output import count_kept_bytes, write_output
 from weightctl.write.save import Saved
 from weightctl.write.tasks import KeyedTask, RemoteReads

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.files import exists, file_size, open_reader, prepare, refresh
 from weightctl.storage.location import is_remote
-from weightctl.write.describe import identify_run
 from weightctl.write.executors import WORKERS, WorkerCounts
 from weightctl.write.executors.coordination import (
     CLAIM,
@@ -42,6 +41,7 @@ from weightctl.write.executors.distribution import (
 )
 from weightctl.write.executors.worker import PlannedWork, do_batch
 from weightctl.write.object_uploads import UploadRun, find_shared_uploads
+from weightctl.write.outcome import identify_run
 from weightctl.write.partial import find_shared_files
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.location import absolute, without_file_scheme
 from weightctl.system import __version__
-from weightctl.write.describe import identify_run
+from weightctl.write.outcome import identify_run
 from weightctl.write.targets import Target
 from weightctl.write.threads import StoppedError, run_all
 
