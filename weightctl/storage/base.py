@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightctl.errors import OutputError
@@ -299,26 +300,16 @@ class ByteRange(Protocol):
         ...
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class FileRange:
     """A range of `nbytes` in a file, at `offset`, which is read on demand."""
 
-    __slots__ = ("file", "nbytes", "offset")
-
-    def __init__(self, file: Reader, offset: int, nbytes: int) -> None:
-        self.file = file
-        self.offset = offset
-        self.nbytes = nbytes
+    file: Reader
+    offset: int
+    nbytes: int
 
     def __len__(self) -> int:
         return self.nbytes
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, FileRange):
-            return NotImplemented
-        return (self.file, self.offset, self.nbytes) == (other.file, other.offset, other.nbytes)
-
-    def __hash__(self) -> int:
-        return hash((self.file, self.offset, self.nbytes))
 
     def read(self, start: int, nbytes: int) -> bytes:
         """Read bytes of the range from the file."""

@@ -79,12 +79,16 @@ def find_leftovers(path: str, names: re.Pattern[str] | None = None) -> Iterator[
 
     `names` is a pattern of the names of these files.
     """
-    directory, base = os.path.split(path)
-    own = re.escape(base) + (f"|{names.pattern}" if names else "")
-    pattern = re.compile(f"({own}){TEMPORARY}")
+    directory = os.path.dirname(path)
     with suppress(OSError):
-        for name in filter(pattern.fullmatch, os.listdir(directory)):
+        for name in filter(_pattern(path, names).fullmatch, os.listdir(directory)):
             yield os.path.join(directory, name)
+
+
+def _pattern(path: str, names: re.Pattern[str] | None, suffix: str = "") -> re.Pattern[str]:
+    """Return a pattern of temporary names, with the final name as its first group."""
+    own = re.escape(os.path.basename(path)) + (f"|{names.pattern}" if names else "")
+    return re.compile(f"({own}){suffix}{TEMPORARY}")
 
 
 def find_journal(path: str) -> str | None:
@@ -106,10 +110,8 @@ def _is_locked(path: str) -> bool:
 
 def clear_leftovers(path: str, names: re.Pattern[str] | None, kept: Collection[str]) -> None:
     """Remove temporary files that are not locked, except those with the tokens `kept`."""
-    directory, base = os.path.split(path)
-    own = re.escape(base) + (f"|{names.pattern}" if names else "")
     with suppress(OSError):
-        _bring_back(directory, re.compile(f"({own})\\.old{TEMPORARY}"))
+        _bring_back(os.path.dirname(path), _pattern(path, names, r"\.old"))
     for leftover in list(find_leftovers(path, names)):
         if token_of(leftover) in kept:
             continue
