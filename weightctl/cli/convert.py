@@ -142,7 +142,7 @@ def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | 
     """
     wanted = signature(convert_checkpoint).parameters.keys() - _OF_WRITING - _OF_TYPES
     is_given = (name for name in wanted & given.keys() if given[name] not in (None, []))
-    arguments = {name: given[name] for name in is_given} | {
+    arguments: dict[str, Any] = {name: given[name] for name in is_given} | {
         "tensor_types": [TypeRule.parse(each) for each in given["tensor_types"] or ()],
         "metadata": [Setting.parse(each) for each in given["metadata"] or ()],
         "fallback": not given.get("no_fallback"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -11,6 +12,7 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
+from weightctl.cli.help import HelpCommand
 from weightctl.cli.render import (
     Cell,
     columns,
@@ -25,6 +27,7 @@ from weightctl.cli.render import (
     warn,
 )
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.formats import ALL_FORMATS
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.columns import width
@@ -49,14 +52,37 @@ app = typer.Typer(add_completion=False)
 _JSON = "--json"
 
 
-class ListCommand(options.MetaCommand):
-    """A command that passes on whether `--json` is given to options that do not need a MODEL."""
+class ListCommand(HelpCommand):
+    """A command whose option `--meta` may be given without a key.
+
+    It passes on whether `--json` is given to options that do not need a MODEL.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, and store in the context whether `--json` is one of them."""
+        """Parse arguments, with an empty key for a `--meta` that has none."""
         before = args[: args.index("--")] if "--" in args else args
         ctx.meta[_JSON] = _JSON in before
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, _with_key(args))
+
+
+def _with_key(arguments: Sequence[str]) -> list[str]:
+    made: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if argument == "--":
+            return [*made, argument, *left]
+        if argument == "--meta":
+            has_key = left and not left[0].startswith("-") and not _is_path(left[0])
+            argument = f"--meta={left.pop(0) if has_key else ''}"
+        made.append(argument)
+    return made
+
+
+def _is_path(argument: str) -> bool:
+    """Whether an argument is an existing path, or looks like a misspelled one."""
+    suffixes = tuple(suffix for line in ALL_FORMATS.values() for suffix in line.suffixes)
+    return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)
 
 
 def _print_families(context: typer.Context, wanted: bool) -> None:

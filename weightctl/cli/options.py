@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weightctl.cli.help import HelpCommand
 from weightctl.errors import (
     ArgumentTypeError,
     ConversionError,
@@ -24,7 +23,7 @@ from weightctl.storage.location import forget_credentials, is_remote, parse_loca
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from weightctl.device import DeviceRef
     from weightctl.weights.tree import Checkpoint
@@ -206,34 +205,6 @@ class Sort(Enum):
     NAME = "name"
     SIZE = "size"
     OFFSET = "offset"
-
-
-class MetaCommand(HelpCommand):
-    """A command whose option `--meta` may be given without a key."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments, with an empty key for a `--meta` that has none."""
-        return super().parse_args(ctx, _with_key(args))
-
-
-def _with_key(arguments: Sequence[str]) -> list[str]:
-    made: list[str] = []
-    left = list(arguments)
-    while left:
-        argument = left.pop(0)
-        if argument == "--":
-            return [*made, argument, *left]
-        if argument == "--meta":
-            has_key = left and not left[0].startswith("-") and not _is_path(left[0])
-            argument = f"--meta={left.pop(0) if has_key else ''}"
-        made.append(argument)
-    return made
-
-
-def _is_path(argument: str) -> bool:
-    """Whether an argument is an existing path, or looks like a misspelled one."""
-    suffixes = tuple(suffix for line in ALL_FORMATS.values() for suffix in line.suffixes)
-    return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)
 
 
 # Values that say on what a model runs: device, text, tokens and layers.

@@ -85,7 +85,7 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
 
     # On a narrow terminal only the bar gets shorter; the other columns are not wrapped.
     whole = Column(no_wrap=True)
-    columns = [
+    columns: list[ProgressColumn] = [
         TaskProgressColumn(table_column=whole),
         BarColumn(),
         DownloadColumn(table_column=whole),

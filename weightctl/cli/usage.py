@@ -61,7 +61,7 @@ def explain_call_error(error: Any) -> WeightctlError:
     if param is None:
         return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
     if param.param_type_name == "argument":
-        describe(ctx.command)  # with the name that help pages use
+        describe(error.ctx.command)  # with the name that help pages use
     name = param.opts[-1] if param.param_type_name == "option" else argument_name(param)
     name = name.strip("[]").removesuffix("...")
     if not error.message:
