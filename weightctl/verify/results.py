@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from weightctl.text.wording import pluralize
-from weightctl.verify.compare.causes import is_of_both
 from weightctl.verify.figures import Figures
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ class Problem:
     @property
     def is_headline(self) -> bool:
         """Whether this is about both checkpoints as a whole."""
+        from weightctl.verify.compare.causes import is_of_both  # the table is read then
+
         return not self.where and self.cause is not None and is_of_both(self.cause.name)
 
     @property

@@ -57,10 +57,6 @@ def _measure_within(made: Pair, pairing: Pairing) -> Measured | None:
     return found if is_within(made, found) else None
 
 
-# After this many consecutive tensors without an explanation, the search ends.
-PATIENCE = 24
-
-
 def computes_the_same(pair: Pair, pairing: Pairing) -> Explanation | None:
     """Return why a tensor differs in a way that does not change the model's results.
 
@@ -89,16 +85,31 @@ def explain(pair: Pair, pairing: Pairing, found: Measured | None = None) -> Expl
     return pairing.causes[pair.module]
 
 
-def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | None]:
-    """Return the probable cause for each pair; stop searching after many pairs without one.
+# After this many consecutive tensors without an explanation, the search ends.
+PATIENCE = 24
+
+
+class CauseSearch:
+    """Searches for the causes of many tensors, until `PATIENCE` of them in a row have none.
 
     A search may be slow: to detect an exchanged expert, all other experts of its layer are read.
     """
-    causes: list[Explanation | None] = []
-    for pair in pairs:
-        is_hopeless = len(causes) >= PATIENCE and not any(causes[-PATIENCE:])
-        causes.append(None if is_hopeless else explain(pair, pairing))
-    return causes
+
+    def __init__(self, pairing: Pairing) -> None:
+        self._pairing = pairing
+        self._unexplained = 0
+
+    def explain(self, pair: Pair, found: Measured | None = None) -> Explanation | None:
+        """Return what `explain` returns; None if the search has ended."""
+        has_ended = self._unexplained >= PATIENCE
+        cause = None if has_ended else explain(pair, self._pairing, found)
+        self._unexplained = 0 if cause is not None else self._unexplained + 1
+        return cause
+
+
+def explain_each(pairs: Iterable[Pair], pairing: Pairing) -> list[Explanation | None]:
+    """Return the probable cause for each pair, as far as a `CauseSearch` finds it."""
+    return [*map(CauseSearch(pairing).explain, pairs)]
 
 
 def _find_cause(pair: Pair, pairing: Pairing, found: Measured | None) -> Explanation | None:

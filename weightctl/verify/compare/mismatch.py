@@ -12,6 +12,7 @@ from weightctl.text.wording import join_names, number
 from weightctl.verify.compare.pairing import list_trained, pair_renamed, pair_tensors
 from weightctl.verify.results import Explanation, Problem
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.steps.numbers import read_blocks
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -284,12 +285,10 @@ def _read_sample(tensor: ReadableTensor) -> bytes:
     encoding, blocks = tensor.info.encoding, tensor.info.size // tensor.info.encoding.block
     count = min(max(_SAMPLE // encoding.size, 1), blocks)
     starts = dict.fromkeys((blocks - count) * place // (_PLACES - 1) for place in range(_PLACES))
-    room = bytearray(count * encoding.size)
-    found = b""
-    for start in starts if count else ():
-        tensor.read_into(start * encoding.size, memoryview(room))
-        found += room
-    return found
+    return b"".join(
+        read_blocks(tensor, start * encoding.block, count * encoding.block).tobytes()
+        for start in (starts if count else ())
+    )
 
 
 def _count_shapes(tensors: Mapping[str, TensorInfo]) -> Counter[tuple[int, ...]]:

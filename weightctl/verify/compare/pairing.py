@@ -19,7 +19,6 @@ from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.families.steps import convert_form, module_form
 from weightctl.schemes.buffers import is_buffer
-from weightctl.verify.compare.causes import is_of_both
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor, tensor_of
 from weightctl.weights.steps.numbers import Constant, read_floats
 from weightctl.weights.tree import Checkpoint, header_of, info_of, source_of
@@ -225,6 +224,8 @@ class Pairing:
     @property
     def is_of_other_models(self) -> bool:
         """Whether the tensors were found to be from another model or another training step."""
+        from weightctl.verify.compare.causes import is_of_both  # the table is read then
+
         return any(cause is not None and is_of_both(cause.name) for cause in self.causes.values())
 
     @cached_property

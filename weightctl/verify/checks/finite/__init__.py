@@ -31,6 +31,7 @@ from weightctl.verify.checks.finite.survey import (
 from weightctl.verify.figures import FiniteFigures
 from weightctl.verify.results import MOST_NAMED, Explanation, Problem, Result
 from weightctl.weights.derived import tensor_of
+from weightctl.weights.steps.numbers import read_blocks
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -535,38 +536,16 @@ def _list_kinds(spread: ScaleSpread) -> list[ScaleFault]:
     """Return the kinds of faults that scales with this distribution may have."""
     each, usual = spread.field, spread.usual
     form, greatest, least = form_of(each), spread.greatest, spread.least
-    kinds: list[ScaleFault] = []
-    if spread.nonfinite:
-        kinds.append(
-            ScaleFault(
-                each, NONFINITE, usual, lambda codes, _: clear_signs(each, codes) >= form.limit
-            )
-        )
-    if spread.has_few_negative:
-        kinds.append(
-            ScaleFault(
-                each, "negative", usual,
-                lambda codes, _: (codes > form.sign) & (clear_signs(each, codes) < form.limit),
-            )
-        )  # fmt: skip
-    if greatest < np.inf:
-        kinds.append(
-            ScaleFault(
-                each, "implausibly large", usual,
-                lambda codes, values: (np.abs(values) >= greatest)
-                & (clear_signs(each, codes) < form.limit),
-            )
-        )  # fmt: skip
-    if least > 0:
-        kinds.append(
-            ScaleFault(
-                each,
-                "implausibly small",
-                usual,
-                lambda _, values: _find_lone(np.abs(values), least),
-            )
-        )
-    return kinds
+    # Whether the distribution allows a kind, what is wrong, and which scales have the fault.
+    kinds: list[tuple[bool, str, Callable[[Codes, F32], NDArray[np.bool_]]]] = [
+        (spread.nonfinite > 0, NONFINITE, lambda codes, _: clear_signs(each, codes) >= form.limit),
+        (spread.has_few_negative, "negative", lambda codes, _: (codes > form.sign)
+         & (clear_signs(each, codes) < form.limit)),
+        (greatest < np.inf, "implausibly large", lambda codes, values: (np.abs(values) >= greatest)
+         & (clear_signs(each, codes) < form.limit)),
+        (least > 0, "implausibly small", lambda _, values: _find_lone(np.abs(values), least)),
+    ]  # fmt: skip
+    return [ScaleFault(each, text, usual, is_wrong) for may_be, text, is_wrong in kinds if may_be]
 
 
 def _find_lone(values: NDArray[Any], least: float) -> NDArray[np.bool_]:
@@ -585,9 +564,7 @@ def has_swapped_bytes(tensor: ReadableTensor) -> bool:
     encoding = info.encoding
     if encoding.name not in _PLAIN or info.size < _LEAST:
         return False
-    raw = bytearray(min(info.size, _SAMPLE) * encoding.size)
-    tensor.read_into(0, memoryview(raw))
-    given = np.frombuffer(raw, np.uint8)
+    given = read_blocks(tensor, 0, min(info.size, _SAMPLE))
     swapped = np.ascontiguousarray(given.reshape(-1, encoding.size)[:, ::-1]).reshape(-1)
     return _measure_spread(given, encoding) > _WIDE and _measure_spread(swapped, encoding) < _USUAL
 

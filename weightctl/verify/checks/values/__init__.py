@@ -27,7 +27,7 @@ from weightctl.verify.compare.distance import (
     rows_of_runs,
     stored_rows,
 )
-from weightctl.verify.compare.explaining import PATIENCE, explain
+from weightctl.verify.compare.explaining import CauseSearch
 from weightctl.verify.compare.mismatch import explain_unpaired
 from weightctl.verify.compare.pairing import RUN, is_of_numbers
 from weightctl.verify.figures import (
@@ -185,7 +185,7 @@ class _Wrong:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._unexplained = 0
+        self._search = CauseSearch(request.pairing)
         self.has_damage = False
         self.problems: list[tuple[Pair, Problem]] = []
         self.alike: list[tuple[Pair, Explanation]] = []
@@ -197,8 +197,7 @@ class _Wrong:
         if not text:
             return False
         self.has_damage |= bool(found.nonfinite)
-        cause = explain(pair, pairing, found) if self._unexplained < PATIENCE else None
-        self._unexplained = 0 if cause is not None else self._unexplained + 1
+        cause = self._search.explain(pair, found)
         # A limit that the request sets applies to these tensors too.
         is_same = cause is not None and CAUSES[cause.name].computes_the_same
         if cause is not None and is_same and request.max_rmse is None:

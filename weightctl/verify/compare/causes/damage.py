@@ -19,7 +19,7 @@ from weightctl.verify.compare.explaining import explains, is_proven
 from weightctl.verify.compare.pairing import RUN
 from weightctl.verify.results import Explanation
 from weightctl.weights.derived import DerivedTensor
-from weightctl.weights.steps.numbers import OnFloat32, read_floats
+from weightctl.weights.steps.numbers import OnFloat32, read_blocks, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -349,10 +349,9 @@ class _Reading(NamedTuple):
     ) -> None:
         """Read the values, and reinterpret their bits."""
         (tensor,) = inputs
-        stored, width = tensor.info.encoding, self.held.size
-        raw = bytearray(len(buffer) // width * stored.size)
-        tensor.read_into(start // width * stored.size, memoryview(raw))
-        bits = _encode(self.held, stored, np.frombuffer(raw, np.uint8))
+        width = self.held.size
+        raw = read_blocks(tensor, start // width, len(buffer) // width)
+        bits = _encode(self.held, tensor.info.encoding, raw)
         if self.is_swapped:
             bits = bits.reshape(-1, width)[:, ::-1].reshape(-1)
         np.frombuffer(buffer, np.uint8)[:] = bits
@@ -392,9 +391,7 @@ def _may_hold(tensor: ReadableTensor, encoding: Encoding) -> bool:
     """Whether a float32 tensor's first values can be represented in a narrower encoding."""
     if tensor.info.encoding != _F32:
         return False
-    raw = bytearray(min(tensor.info.nbytes, 1 << 12))
-    tensor.read_into(0, memoryview(raw))
-    numbers = np.frombuffer(raw, np.uint8)
+    numbers = read_blocks(tensor, 0, min(tensor.info.size, 1 << 10))
     recoded = _encode(_F32, encoding, _encode(encoding, _F32, numbers))
     is_number = np.isfinite(numbers.view(np.float32))
     bits, recoded_bits = (each.view(np.uint32)[is_number] for each in (numbers, recoded))
