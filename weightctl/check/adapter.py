@@ -33,7 +33,6 @@ def find_wrong_rank(model: CheckedModel) -> Iterator[RuleFinding]:
 
 
 def find_wrong_scales(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find ranks and alphas in adapter_config.json that scale nothing."""
     for key, problem in list_wrong_scales(_read_config(model)):
         yield model.report(_CONFIG, key, problem)
 

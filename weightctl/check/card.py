@@ -29,7 +29,6 @@ def find_wrong_front_matter(model: CheckedModel) -> Iterator[RuleFinding]:
 
 
 def find_unnamed_license(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find the license `other` without the name of the license."""
     facts = _read_facts(model)
     if facts.get("license") == "other" and not facts.get("license_name"):
         yield model.report(_README, "license", "is `other`, and there is no `license_name`")

@@ -18,12 +18,10 @@ _SUFFIXES = (".json", ".jinja", ".yaml", ".yml")
 
 
 def find_harmful_code(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find code that is recognized as harmful."""
     return _find_code(model, is_dangerous=True)
 
 
 def find_other_code(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find code that weightctl does not judge."""
     return _find_code(model, is_dangerous=False)
 
 

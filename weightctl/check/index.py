@@ -42,14 +42,12 @@ def has_unreadable_part(model: CheckedModel) -> bool:
 
 
 def find_unreadable_index(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find an index that is not valid."""
     if isinstance(model.index, FormatError):
         error = model.index
         yield RuleFinding(path=error.path, text=error.reason, hint=error.hint)
 
 
 def find_absent_parts(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find parts that the index lists and that do not exist."""
     index = model.index
     if not isinstance(index, Index):
         return
@@ -137,7 +135,6 @@ def find_wrong_parts(model: CheckedModel) -> Iterator[RuleFinding]:
 
 
 def find_repeated_tensors(model: CheckedModel) -> Iterator[RuleFinding]:
-    """Find tensors that are in several parts."""
     repeated = [name for name, parts in _list_holders(model).items() if len(parts) > 1]
     if repeated and isinstance(model.index, Index):
         are = "is" if len(repeated) == 1 else "are"

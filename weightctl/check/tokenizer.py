@@ -176,7 +176,6 @@ def _collect_special(model: CheckedModel) -> dict[str, str]:
 
 
 def _list_added(model: CheckedModel) -> set[int]:
-    """Return the ids of the added tokens of tokenizer.json."""
     return {token for _, token in list_added(model.document(_TOKENIZER) or {})}
 
 

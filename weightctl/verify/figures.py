@@ -46,7 +46,6 @@ class StructureFigures(Figures):
     readers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         reading = [name for name, error in self.readers.items() if not error]
         readers = (
             f"; the {'library' if len(reading) == 1 else 'libraries'} {_list_names(reading)} can "
@@ -70,7 +69,6 @@ class FiniteFigures(Figures):
     nbytes: int
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         tensors = pluralize(self.tensors, "tensor")
         return f"{tensors}, {format_count(self.numbers)} values checked"
 
@@ -89,7 +87,6 @@ class NamesFigures(Figures):
     found: int
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         if not self.family:
             return f"unknown family; {pluralize(self.found, 'tensor')}"
         of = f"{self.found:,} of {self.expected:,} tensors"
@@ -110,7 +107,6 @@ class MetadataFigures(Figures):
     is_compared: bool
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         if not self.tokenizer:
             tokenizer = "no tokenizer"
         else:
@@ -178,7 +174,6 @@ class ValuesFigures(Figures):
     judged: bool = True
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         compared = f"{pluralize(len(self.tensors), 'tensor')} compared"
         if not self.tensors:
             return compared
@@ -340,7 +335,6 @@ class ForwardFigures(Figures):
         return bool(self.matrices)
 
     def summarize(self) -> str:
-        """Return a summary in one line."""
         parts: list[str] = []
         if self.tokens:
             source = f" of {self.source}" if self.source else ""

@@ -82,7 +82,6 @@ class Findings:
     notes: list[str] = field(default_factory=list[str])
 
     def add(self, where: str, text: str, cause: Explanation | None = None) -> None:
-        """Add a problem."""
         self.problems.append(Problem(where=where, text=text, cause=cause))
 
 

@@ -103,14 +103,12 @@ class Measured:
     unequal: list[int] = field(default_factory=list[int], metadata={_OF_BOTH: _join_kept})
 
     def add(self, other: Measured) -> None:
-        """Add the measurements of the next chunk."""
         for each in fields(self):
             of_both: Any = each.metadata.get(_OF_BOTH, add)
             setattr(self, each.name, of_both(getattr(self, each.name), getattr(other, each.name)))
 
     @property
     def runs(self) -> int:
-        """The number of runs."""
         return -(-self.count // RUN)
 
     @property
@@ -253,7 +251,6 @@ def read_both(pair: Pair, start: int, count: int) -> tuple[F32, F32]:
 
 
 def measure_pair(pair: Pair, *, in_runs: bool = True) -> Measured:
-    """Return the distance between the tensors of a pair."""
     (found,) = measure_pairs([pair], in_runs=in_runs)
     return found
 
@@ -301,7 +298,6 @@ def measure_pairs(
 def measure_pieces(
     pieces: Iterable[Piece], *, in_runs: bool = True, threads: int | None = None
 ) -> Generator[Iterator[Measured]]:
-    """Yield the distances of pieces, in order."""
     memory = Memory()
 
     def measure(piece: Piece, ended: Event) -> Measured:

@@ -54,7 +54,6 @@ class Mismatch(NamedTuple):
 
     @property
     def is_of_models(self) -> bool:
-        """Whether A and B are different models."""
         return self.cause.name == "different_models"
 
     @property

@@ -144,7 +144,6 @@ class Pair(NamedTuple):
 
     @property
     def exchanged(self) -> Pair:
-        """The pair with the tensor and the reference exchanged."""
         return self._replace(
             tensor=self.reference,
             reference=self.tensor,
@@ -160,7 +159,6 @@ class Pair(NamedTuple):
 
     @property
     def sides(self) -> tuple[PairSide, PairSide]:
-        """How the two tensors are stored."""
         return (
             PairSide(self.tensor.info.encoding, self.bits),
             PairSide(self.reference.info.encoding, self.reference_bits),
@@ -230,7 +228,6 @@ class Pairing:
 
     @cached_property
     def by_module(self) -> Mapping[str, Pair]:
-        """The pairs by their `module`."""
         return {pair.module: pair for pair in self.pairs}
 
     @cached_property
@@ -264,7 +261,6 @@ class Pairing:
 
 
 def is_of_numbers(info: TensorInfo) -> bool:
-    """Whether a tensor has real numbers that weightctl can decode."""
     return info.encoding.is_known and info.encoding.is_real and can_decode(info.encoding)
 
 

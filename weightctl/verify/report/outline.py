@@ -108,14 +108,10 @@ class Facts(NamedTuple):
 
 
 class Paragraph(NamedTuple):
-    """A paragraph of text."""
-
     text: str
 
 
 class Bullets(NamedTuple):
-    """A list of sentences."""
-
     items: tuple[str, ...]
 
 
@@ -147,8 +143,6 @@ Block: TypeAlias = Paragraph | Bullets | ProblemList | Facts | OutlineTable | Ch
 
 
 class Section(NamedTuple):
-    """A titled part of a report."""
-
     title: str
     blocks: tuple[Block, ...]
 
@@ -383,7 +377,6 @@ def _outline_values(figures: ValuesFigures | None) -> tuple[Block, ...]:
 def _list_tensors(
     errors: Sequence[TensorError], title: str, caption: str = "", *, is_folded: bool = False
 ) -> OutlineTable:
-    """Return a table of the errors of tensors against the reference."""
     columns = (
         Column("Tensor", "name"), Column("Encoding"), Column("Relative RMSE", "number"),
         Column("Expected", "number"), Column("Times expected", "number"),

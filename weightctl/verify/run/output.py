@@ -55,7 +55,6 @@ class ActivationSums:
         self._greatest = max(self._greatest, greatest)
 
     def figure(self) -> Activation:
-        """Return the figure for all values that were added so far."""
         rms = (self._squares / self._finite) ** 0.5 if self._finite else 0.0
         return Activation(
             name=self._name, rms=rms, greatest=self._greatest, nonfinite=self._nonfinite
@@ -396,7 +395,6 @@ class Agreement:
 
     @property
     def divergences(self) -> F64:
-        """The divergences of all positions so far, in order."""
         return np.concatenate(self._divergences) if self._divergences else np.empty(0)
 
 

@@ -173,7 +173,6 @@ class Running:
 
     @property
     def layers(self) -> int:
-        """The number of layers."""
         return len(self._network.layers)
 
     @property
@@ -183,7 +182,6 @@ class Running:
 
     @property
     def vocabulary(self) -> int:
-        """The size of the vocabulary."""
         _, shape = self._network.embedding.weight.original_dtype_and_shape
         return shape.sizes[0]
 

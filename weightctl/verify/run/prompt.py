@@ -64,7 +64,6 @@ class Prompt:
 
     @property
     def count(self) -> int:
-        """The number of tokens."""
         return int(self.mask.sum())
 
 

@@ -294,7 +294,6 @@ class Judge:
         return [*notes, *self._unused[:MOST_NAMED]]
 
     def findings(self, tensor: ReadableTensor, survey: Survey) -> Iterator[Finding]:
-        """Yield each fault of a tensor."""
         info = tensor.info
         damaged: list[Finding] = []
         if not all(each.are_usual for each in survey.extremes):

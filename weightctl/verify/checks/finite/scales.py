@@ -68,7 +68,6 @@ _FORMS = {
 
 
 def form_of(scale: BlockScale) -> ScaleForm:
-    """Return the number format of a scale."""
     return _FORMS[scale.form]
 
 
@@ -116,7 +115,6 @@ class Extremes:
         self._samples: list[Codes] = []
 
     def add(self, codes: Codes) -> None:
-        """Add the scales of some blocks."""
         magnitudes = clear_signs(self.field, codes)
         self._greatest = max(self._greatest, int(magnitudes.max()))
         step = len(codes) // _SAMPLED + 1
@@ -129,7 +127,6 @@ class Extremes:
         self._least = min(self._least, int(magnitudes.min()) + 1)
 
     def join(self, other: Extremes) -> None:
-        """Add the scales that another instance has collected."""
         self._greatest = max(self._greatest, other._greatest)
         self._least = min(self._least, other._least)
         self._has_negative |= other._has_negative
@@ -172,7 +169,6 @@ class ScaleSpread:
         self.negative = 0
 
     def add(self, codes: Codes) -> None:
-        """Add the scales of some blocks."""
         form = form_of(self.field)
         magnitudes = clear_signs(self.field, codes)
         finite = magnitudes[magnitudes < form.limit]

@@ -104,7 +104,6 @@ def read_runs(tensor: ReadableTensor, start: int, stop: int, memory: Memory) -> 
 
 
 def can_decode(encoding: Encoding) -> bool:
-    """Whether weightctl can decode the values of an encoding."""
     return encoding.quantization is None or encoding.codec != ""
 
 
@@ -154,11 +153,9 @@ class Survey:
 
     @classmethod
     def of(cls, info: TensorInfo) -> Survey:
-        """Return an empty survey of a tensor."""
         return cls(_row_length(info), tuple(map(Extremes, info.encoding.scales)))
 
     def join(self, other: Survey) -> None:
-        """Add the survey of the next rows."""
         self.add_constant(other.constant)
         self.numbers += other.numbers
         self.rows += other.rows
@@ -198,7 +195,6 @@ class Survey:
 
 
 def _survey_runs(info: TensorInfo, runs: Iterable[RowRun], memory: Memory) -> Survey:
-    """Survey consecutive rows of a tensor."""
     found = Survey.of(info)
     encoding = info.encoding
     fields = encoding.scales
@@ -261,7 +257,6 @@ def _look_at_blocks(found: Survey, run: RowRun, encoding: Encoding, memory: Memo
 
 
 def _sum_squares(numbers: Numbers) -> Numbers:
-    """Return the sum of squares of each row."""
     with np.errstate(all="ignore"):
         if numbers.shape[1] <= _COLUMNS:
             return np.asarray(np.vecdot(numbers, numbers))

@@ -519,7 +519,6 @@ def _say_remedy(names: str) -> str:
 
 
 def _kind_of(fault: _Fault) -> tuple[str, Explanation | None, bool]:
-    """Return the key by which faults are joined into one problem."""
     kind = _name_kind(fault.part) if fault.is_of_part else fault.where
     return "" if fault.cause else kind, fault.cause, isfinite(fault.part.found.all)
 

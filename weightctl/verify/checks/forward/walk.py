@@ -194,7 +194,6 @@ class Walk:
         self._note(EMBEDDING)
 
     def embedding(self) -> ComparedPart:
-        """Compare the embeddings."""
         ids, mask = self._prompt.ids, self._prompt.mask
         wanted = self.wanted
 
@@ -353,7 +352,6 @@ class Degraded:
         )
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape, and F32."""
         for info in inputs:
             if not can_decode(info.encoding):
                 raise ConversionError(
@@ -366,7 +364,6 @@ class Degraded:
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the values of the range as float32, with the encoding errors added."""
         made = np.frombuffer(buffer, np.float32)
         shape = inputs[0].info.shape
         row = shape[-1] if shape else 1

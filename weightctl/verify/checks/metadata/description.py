@@ -72,7 +72,6 @@ class Description:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the metadata are GGUF keys."""
         return self.convention == "gguf"
 
     @property
@@ -178,7 +177,6 @@ def _list_ids(content: Any) -> Iterator[int]:
 
 
 def is_id(content: Any) -> bool:
-    """Whether a value can be the id of a token."""
     return isinstance(content, int) and not isinstance(content, bool) and content >= 0
 
 
@@ -256,7 +254,6 @@ class TokenizerPair:
 
     @property
     def is_across(self) -> bool:
-        """Whether the two checkpoints have different naming conventions."""
         return self.own.convention != self.other.convention
 
 

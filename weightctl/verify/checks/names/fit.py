@@ -77,7 +77,6 @@ class Fit:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the checkpoint has exactly the tensors that the config requires."""
         is_wrong = self.missing or self.misshaped or self.no_numbers or self.unexpected
         return not is_wrong and not self.padded
 

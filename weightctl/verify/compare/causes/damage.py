@@ -334,11 +334,9 @@ class _Reading(NamedTuple):
 
     @property
     def undone(self) -> _Reading:
-        """The reading that reverses this one."""
         return _Reading(self.meant, self.held, self.is_swapped)
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
-        """Return the shape and the encoding of the result."""
         (info,) = inputs
         if info.encoding not in _PLAIN or not info.encoding.size >= self.held.size:
             raise ConversionError(f"`{info.name}` is stored as {info.encoding}, not as {self.held}")
@@ -347,7 +345,6 @@ class _Reading(NamedTuple):
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
-        """Read the values, and reinterpret their bits."""
         (tensor,) = inputs
         width = self.held.size
         raw = read_blocks(tensor, start // width, len(buffer) // width)

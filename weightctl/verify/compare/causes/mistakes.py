@@ -120,7 +120,6 @@ def guess_fused_order(pair: Pair, pairing: Pairing) -> Iterator[Guess]:
 
 
 def guess_transposed(pair: Pair, _pairing: Pairing) -> Iterator[Guess]:
-    """Yield the pair with the reference transposed."""
     if len(pair.reference.info.shape) != 2:
         return
     # If the reference is transposed already, transposing the tensor instead is equivalent: a tensor
