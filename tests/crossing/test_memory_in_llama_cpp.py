@@ -16,7 +16,7 @@ from lazy import torch, transformers
 from llama_memory import measure_memory
 from weightctl.families import recognize
 from weightctl.families.memory import MemoryOptions, estimate_memory
-from weightctl.families.memory.buffers import _size_state
+from weightctl.families.memory.estimate import _size_state
 
 if TYPE_CHECKING:
     from pathlib import Path

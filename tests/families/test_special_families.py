@@ -27,7 +27,7 @@ from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
-from weightctl.nn.models.compressed_attention import Compressor
+from weightctl.nn.models.compressed_decoder import Compressor
 from weightctl.nn.models.hyper_connections import HyperConnection
 from weightctl.nn.positions import KeyValueCache, Temperature, use_cache
 from weightctl.nn.rope import RotaryEmbedding

@@ -2,31 +2,268 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weightctl.device import CPU
-from weightctl.engine.arrays import make_result_buffer
-from weightctl.engine.binding import bind
+from weightctl.dtype import DType
+from weightctl.engine.arrays import make_result_buffer, tensor_of
 from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.devices import devices_of, exact_products, require_devices, require_placed
+from weightctl.engine.forms import (
+    NAMES,
+    BindingProblem,
+    WeightForm,
+    interpret_info,
+    mismatch,
+)
 from weightctl.engine.inputs import prepare_inputs
 from weightctl.engine.run import run
 from weightctl.engine.schedule import schedule
-from weightctl.errors import EngineError
+from weightctl.engine.stored import slice_weight, to_stored_weight
+from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.text.sizes import parse_size
+from weightctl.weights.buffer import Buffer
+from weightctl.weights.data import WeightData
+from weightctl.weights.equal import difference
+from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.protocol import Weights
+from weightctl.weights.steps.sliced import unfit
+from weightctl.weights.tree import (
+    Checkpoint,
+    allocations_of,
+    find_stored_name,
+    header_of,
+    info_of,
+    source_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator
 
     from torch import Tensor
 
     from weightctl.device import DeviceRef
     from weightctl.engine.run import ProductObserver
+    from weightctl.engine.stored import StoredWeight
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
-    from weightctl.weights.buffer import Buffer
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.data import Source
+    from weightctl.weights.info import TensorInfo
+
+
+# The number of missing names for which similar names are suggested, and the number of names that
+# are compared: the comparison is slow.
+_MOST_HINTS, _MOST_NAMES = 8, 1000
+_REGISTRY = (
+    "pass them to `load` as weights_registry: a tree from open_weights, or a mapping by name"
+)
+_TIED = "give only one of the two, or untie the weights in the model"
+
+
+class _Allocated:
+    """A tensor of a tree, converted for each use and not kept."""
+
+    def __init__(self, node: Checkpoint) -> None:
+        self._node = node
+        self.info: TensorInfo = _as_asked(node).info
+        self.source: Source = source_of(node)
+
+    is_borrowed = False
+
+    @property
+    def key(self) -> Hashable:
+        """The source, the name of the tensor in it, and the encoding after the conversion."""
+        name = header_of(self._node).aliases.get(self._node.name, self._node.name)
+        return (id(self.source), name, self.info.encoding)
+
+    def raw(self) -> Tensor:
+        """Return the converted bytes in new memory."""
+        memory = _as_asked(self._node).view()
+        return tensor_of(Buffer(memory, DType.uint8, (memory.nbytes,)))
+
+    def expect(self) -> None:
+        """Do nothing: the conversion takes longer than reading."""
+
+
+def _find_allocated(entry: object, form: WeightForm) -> _Allocated | None:
+    """Return the converted tensor that a weight of the graph was allocated as; None if it was not.
+
+    `Weights.allocate` can ask for another dtype or encoding. The conversion applies only if the
+    form's weight came from the tree of this entry, and if the result is blocks or has the dtype of
+    the form. Any other weight with the name gets the values as they are stored.
+    """
+    if not isinstance(entry, Checkpoint) or not allocations_of(entry).gave(form.weight):
+        return None
+    info = _as_asked(entry).info
+    is_meant = info.encoding.dtype in {None, form.dtype} and not mismatch(info, form)
+    return _Allocated(entry) if is_meant and info.encoding != info_of(entry).encoding else None
+
+
+def _as_asked(node: Checkpoint) -> WeightData:
+    """Return a node's data, converted as `allocate` requested; nothing is read yet."""
+    return allocations_of(node).take(node.name, find_stored_name(node))
+
+
+def bind(
+    graph_name: str, forms: Iterable[WeightForm], registry: Weights | Mapping[str, Any] | None
+) -> dict[WeightForm, StoredWeight]:
+    """Return where each weight of a graph is stored.
+
+    Raises `EngineError` if `registry` is neither a tree nor a mapping, or if weights are missing,
+    have another shape, or are stored in a type that does not convert to the graph's; that error
+    names all of these weights.
+    """
+    _require_registry({} if registry is None else registry)
+    given = _searchable(registry)
+    forms = list(forms)
+    bound = {form: _resolve_form(given, form) for form in forms}
+    names = {wanted.name for wanted in bound.values()}
+    found: dict[WeightForm, StoredWeight] = {}
+    entries: dict[str, _RegistryEntry | None] = {}
+    problems: dict[str, BindingProblem] = {}
+    for form, wanted in bound.items():
+        name = wanted.name
+        if name not in entries:
+            try:
+                entries[name] = _entry(given, wanted, names)
+            except KeyError:
+                entries[name] = None
+                problems[name] = BindingProblem("missing", NAMES)
+            except WeightctlError as error:
+                entries[name] = None
+                problems[name] = BindingProblem(error.message, error.hint)
+        entry = entries[name]
+        if entry is None:
+            continue
+        place = _find_allocated(entry.given, wanted) or entry.place
+        if problem := mismatch(place.info, wanted):
+            problems[name] = problem
+        elif wanted is not form and form.whole is not None:
+            info = interpret_info(place.info, wanted)
+            if reason := unfit(info, form.whole.part):
+                statement = f"stored as {info.encoding} {list(info.shape)}; {reason}"
+                problems[form.name] = BindingProblem(statement, "")
+            else:
+                place = slice_weight(place, info, form.whole.part)
+        found[form] = place
+    if problems:
+        _add_near(problems, _spare(given, names))
+        raise _refusal(graph_name, problems, is_empty=registry is None)
+    return found
+
+
+class _RegistryEntry(NamedTuple):
+    """The entry of a registry for a weight, and where its bytes are stored."""
+
+    given: Any
+    place: StoredWeight
+
+
+def _entry(
+    registry: Checkpoint | Mapping[str, Any], wanted: WeightForm, names: set[str]
+) -> _RegistryEntry:
+    """Return a registry's entry for a weight, under its name or one of its second names.
+
+    A second name that another weight of the graph has is ignored. Raises `KeyError` if there is no
+    entry, and `EngineError` if two names have different values.
+    """
+    others = [each for each in wanted.second_names if each not in names and _has(registry, each)]
+    try:
+        entry = _RegistryEntry(registry[wanted.name], _place(registry[wanted.name], wanted.name))
+    except KeyError:
+        if not others:
+            raise
+        first = others.pop(0)
+        entry = _RegistryEntry(registry[first], _place(registry[first], first))
+    for second in others:
+        place = _place(registry[second], second)
+        if place.key == entry.place.key:
+            continue
+        if problem := difference(_data_of(entry.given), _data_of(registry[second])):
+            raise EngineError(f"`{second}` is another name of it, but {problem}", hint=_TIED)
+    return entry
+
+
+def _place(entry: Any, name: str) -> StoredWeight:
+    try:
+        return to_stored_weight(entry, name)
+    except MissingTensorError as error:
+        if isinstance(entry, WeightData):
+            # The entry exists but has no data, so `KeyError` would be misleading.
+            raise EngineError(error.message, hint=error.hint) from None
+        raise
+
+
+def _data_of(entry: Any) -> WeightData:
+    return entry.data() if isinstance(entry, Weights) else WeightData.from_dlpack(entry, "")
+
+
+def _resolve_form(registry: Checkpoint | Mapping[str, Any], form: WeightForm) -> WeightForm:
+    """Return the form to look up: for a shard without an entry of its own, the whole weight's."""
+    whole = form.whole
+    if whole is None or _has(registry, form.name):
+        return form
+    return form._replace(
+        name=whole.name,
+        shape=whole.shape,
+        weight=whole.weight,
+        whole=None,
+        second_names=whole.second_names,
+    )
+
+
+def _has(registry: Checkpoint | Mapping[str, Any], name: str) -> bool:
+    return registry[name].exists() if isinstance(registry, Checkpoint) else name in registry
+
+
+def _require_registry(given: object) -> None:
+    if not isinstance(given, Weights | Mapping):
+        raise EngineError(
+            f"weights_registry must be a mapping, not a {type(given).__name__}",
+            hint="use a tree from open_weights, or a mapping from names to arrays",
+        )
+
+
+def _searchable(
+    registry: Weights | Mapping[str, Any] | None,
+) -> Checkpoint | Mapping[str, Any]:
+    """Return a registry as an object that returns entries by the name of a weight."""
+    if registry is None:
+        return {}
+    return as_checkpoint(registry) if isinstance(registry, Weights) else registry
+
+
+def _spare(registry: Checkpoint | Mapping[str, Any], wanted: set[str]) -> list[str]:
+    """Return names in a registry that the graph does not use: suggestions for missing names."""
+    if isinstance(registry, Checkpoint):
+        below = registry.name and f"{registry.name}."
+        names = [name.removeprefix(below) for name, _ in registry.items()]
+    else:
+        # Keys of a mapping may be of any type; only text can be a misspelled name.
+        names = [name for name in cast("Iterable[object]", registry) if isinstance(name, str)]
+    return list(islice((name for name in names if name not in wanted), _MOST_NAMES))
+
+
+def _add_near(problems: dict[str, BindingProblem], names: list[str]) -> None:
+    missing = [name for name, problem in problems.items() if problem.reason == "missing"]
+    for name in missing[:_MOST_HINTS]:
+        if near := difflib.get_close_matches(name, names, n=1):
+            problems[name] = BindingProblem(f"missing (did you mean `{near[0]}`?)", NAMES)
+
+
+def _refusal(
+    graph_name: str, problems: Mapping[str, BindingProblem], *, is_empty: bool
+) -> EngineError:
+    count = "1 weight" if len(problems) == 1 else f"{len(problems)} weights"
+    lines = "".join(f"\n  `{name}`: {problem.reason}" for name, problem in problems.items())
+    # A dictionary removes duplicates and keeps the order.
+    hints = dict.fromkeys(problem.hint for problem in problems.values() if problem.hint)
+    hint = _REGISTRY if is_empty else "; ".join(hints)
+    return EngineError(f"{count} of graph `{graph_name}` cannot be loaded:{lines}", hint=hint)
 
 
 class InferenceSession:

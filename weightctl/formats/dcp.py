@@ -1,6 +1,6 @@
 """Torch's distributed checkpoints (DCP) as they are written: `.metadata` beside files of tensors.
 
-They are opened as a whole, by `weightctl.formats.training.opening`, because none of the files can
+They are opened as a whole, by `weightctl.formats.open.opening`, because none of the files can
 be read without the others.
 """
 

@@ -3,17 +3,124 @@
 from __future__ import annotations
 
 import os
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from weightctl.errors import ArgumentTypeError
+from weightctl.errors import ArgumentTypeError, FormatError
 from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
-from weightctl.formats.training.opening import open_training
-from weightctl.storage.files import refresh
+from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON, OPTIMIZER, SHARD
+from weightctl.storage.files import is_directory, is_file, list_names, read_start, refresh
 from weightctl.storage.location import parse_location
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weightctl.weights.data import Source
+
+
+_METADATA = ".metadata"
+# Megatron's file of everything that is not divided among ranks.
+_COMMON = "common.pt"
+# The files that name the last checkpoint, and the pattern of its directory.
+_TAGS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
+_LONGEST = 256
+# Orbax's file that describes the arrays, and its file in the directory of a step, above them.
+_ORBAX, _ORBAX_STEP = "_METADATA", "_CHECKPOINT_METADATA"
+# Formats that users can ask for, and that such checkpoints are taken as.
+_OF_TORCH = {None, "dcp"}
+_OF_RANKS = {None, "dcp", "pytorch"}
+_OF_SHARDS = {None, "dcp", "safetensors"}
+
+
+def open_training(path: str, format_name: str | None = None) -> Source | None:
+    """Open the training checkpoint at a path; None if there is none.
+
+    `path` is a directory, the `.metadata` in it, or one of the files that `.metadata` describes.
+    Raises `FormatError` if the checkpoint is invalid.
+    """
+    if not is_directory(path):
+        listing = _find_metadata(path)
+        return None if listing is None else _open_metadata(listing, format_name)
+    try:
+        names = list_names(path)
+    except (FormatError, OSError):  # a web server cannot be listed
+        return None
+    return _open_latest(path, names, format_name) or _open_names(path, names, format_name)
+
+
+def _open_names(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
+    """Open the checkpoint that the files `names` of a directory are; None if they are none."""
+    if _METADATA in names:
+        found = _open_metadata(os.path.join(path, _METADATA), format_name)
+        if found is not None:
+            return found
+    if format_name is None and not {_ORBAX, _ORBAX_STEP}.isdisjoint(names):
+        from weightctl.formats.training.orbax import find_item, open_orbax
+
+        place = path if _ORBAX in names else find_item(path, names)
+        if place is not None:
+            return open_orbax(place)
+    return _open_ranks(path, names, format_name)
+
+
+def _open_metadata(listing: str, format_name: str | None) -> Source | None:
+    if format_name not in _OF_TORCH:
+        return None
+    from weightctl.formats.training.distributed import open_distributed
+
+    source = open_distributed(listing)
+    common = os.path.join(os.path.dirname(listing), _COMMON)
+    if not any(map(IN_MEGATRON.search, source.header.tensors)) or not is_file(common):
+        return source
+    from weightctl.formats.training.megatron_core import rename_core
+
+    return rename_core(source, common)
+
+
+def _open_ranks(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
+    """Open the files of several ranks in a directory; None if there are none."""
+    shards = [name for name in names if SHARD.fullmatch(name)]
+    if shards and format_name in _OF_SHARDS:
+        from weightctl.formats.training.sharded_safetensors import open_sharded_safetensors
+
+        return open_sharded_safetensors(path, shards)
+    if format_name not in _OF_RANKS:
+        return None
+    if any(map(OPTIMIZER.fullmatch, names)):
+        from weightctl.formats.training.deepspeed import open_deepspeed
+
+        return open_deepspeed(path, names)
+    if any(map(DIRECTORY_OF_RANK.fullmatch, names)):
+        from weightctl.formats.training.megatron import open_megatron
+
+        return open_megatron(path, names)
+    return None
+
+
+def _open_latest(path: str, names: Sequence[str], format_name: str | None) -> Source | None:
+    """Open the checkpoint that a file in the directory names as the last; None if none does."""
+    for tag in filter(names.__contains__, _TAGS):
+        where = os.path.join(path, tag)
+        written = str(read_start(where, _LONGEST), "utf-8", "replace").strip()
+        name = _TAGS[tag].format(written)
+        below = os.path.join(path, name)
+        if written and os.path.basename(name) == name and is_directory(below):
+            return _open_names(below, list_names(below), format_name)
+    return None
+
+
+def _find_metadata(path: str) -> str | None:
+    """Return the path of the metadata that describes a file; None if there is none."""
+    if os.path.basename(path) == _METADATA:
+        found = path
+    elif path.endswith(".distcp"):
+        found = os.path.join(os.path.dirname(path), _METADATA)
+    else:
+        return None
+    return found if is_file(found) else None
 
 
 def open_weights(

@@ -61,14 +61,7 @@ from weightctl.graph.ops.collectives import (
     reduce_scatter,
     transfer_to,
 )
-from weightctl.graph.ops.convolution import CAUSAL_CONVOLUTION, causal_convolution
 from weightctl.graph.ops.create import CONSTANT, DIMS, RANGE, arange, constant, dims, range
-from weightctl.graph.ops.delta_rule import (
-    GATED_DELTA_RULE,
-    GENERAL_DELTA_RULE,
-    gated_delta_rule,
-    general_delta_rule,
-)
 from weightctl.graph.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from weightctl.graph.ops.product import EINSUM, MATMUL, einsum, matmul
 from weightctl.graph.ops.quantized import (
@@ -89,6 +82,16 @@ from weightctl.graph.ops.reduce import (
     softmax,
     sum,
     top_k,
+)
+from weightctl.graph.ops.sequences import (
+    CAUSAL_CONVOLUTION,
+    GATED_DELTA_RULE,
+    GENERAL_DELTA_RULE,
+    SELECTIVE_SCAN,
+    causal_convolution,
+    gated_delta_rule,
+    general_delta_rule,
+    selective_scan,
 )
 from weightctl.graph.ops.shape import (
     BROADCAST_TO,
@@ -112,7 +115,6 @@ from weightctl.graph.ops.slicing import (
     split,
     stack,
 )
-from weightctl.graph.ops.state_space import SELECTIVE_SCAN, selective_scan
 from weightctl.graph.ops.unary import (
     CAST,
     GELU,

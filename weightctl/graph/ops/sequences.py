@@ -1,11 +1,15 @@
-"""The gated delta rule and a more general one: attention by a state that each position corrects."""
+"""Operations along the positions of a text: a convolution, and recurrences that keep a state.
+
+The recurrences are that of state space models (Mamba), the gated delta rule and a more general
+one: attention by a state that each position corrects.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import GraphError
-from weightctl.graph.graph import apply_all
+from weightctl.graph.graph import apply, apply_all
 from weightctl.graph.ops.rules import Op, require_float, require_same_dtype, require_states
 from weightctl.shape import Shape
 
@@ -16,6 +20,149 @@ if TYPE_CHECKING:
 
     from weightctl.graph.graph import Value, ValueLike
     from weightctl.graph.types import TensorType
+
+
+def causal_convolution(x: ValueLike, weight: ValueLike, bias: ValueLike | None = None) -> Value:
+    """Return the convolution of each channel with its own weights, over this and earlier positions.
+
+    `x` is [batch, positions, channels], `weight` is [channels, kernel], and `bias` is [channels].
+    The last weight of a channel multiplies the value at the position itself. Values before the
+    first position are zero. Source: `causal_conv1d` of Dao's package of that name.
+    """
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return apply(CAUSAL_CONVOLUTION, *given)
+
+
+def infer_causal_convolution(
+    x: TensorType, weight: TensorType, bias: TensorType | None = None
+) -> TensorType:
+    require_float(x)
+    given = (x, weight) if bias is None else (x, weight, bias)
+    require_same_dtype(*given)
+    if x.rank != 3:
+        raise GraphError(
+            "the input must have three dimensions", hint="use [batch, positions, channels]"
+        )
+    channels = x.shape[2]
+    if weight.rank != 2 or weight.shape[0] != channels:
+        raise GraphError(
+            f"the shape of the weight must be [{channels}, kernel]",
+            hint="the weight needs a row for each channel of the input",
+        )
+    if bias is not None and bias.shape != x.shape[2:]:
+        raise GraphError(
+            f"the shape of the bias must be [{channels}]",
+            hint="the bias needs an element for each channel of the input",
+        )
+    return x
+
+
+def lower_causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the result of torch's grouped convolution with zeros before the first position."""
+    from torch.nn import functional
+
+    channels, kernel = weight.shape
+    padded = functional.pad(x.transpose(1, 2), (kernel - 1, 0))
+    return functional.conv1d(padded, weight.unsqueeze(1), bias, groups=channels).transpose(1, 2)
+
+
+CAUSAL_CONVOLUTION = Op("causal_convolution", infer_causal_convolution, lower_causal_convolution)
+
+
+def selective_scan(
+    x: ValueLike,
+    steps: ValueLike,
+    rates: ValueLike,
+    inputs: ValueLike,
+    outputs: ValueLike,
+    *,
+    states: ValueLike | None = None,
+) -> tuple[Value, Value]:
+    """Return what each head reads from its states, and the states after the last position.
+
+    `x` is [batch, positions, heads, size], `steps` are [batch, positions, heads], and `rates` are
+    [heads, states], or [heads, 1] if all states of a head decay alike. `inputs` and `outputs`, the
+    matrices B and C, are [batch, positions, groups, states]; each group of heads shares them. The
+    states, [batch, heads, size, states], decay and are added to at each position: those of a head
+    are multiplied by exp(step * rate), then step * x * B is added, and the sum of their products
+    with C is returned. `states` are those before the first position, by default zeros. Computed in
+    at least float32, the dtype of the states; the result has the dtype of `x`. Source: Gu and Dao,
+    "Mamba" (2023), and Dao and Gu, "Transformers are SSMs" (2024).
+    """
+    given = (x, steps, rates, inputs, outputs, *([] if states is None else [states]))
+    result, after = apply_all(SELECTIVE_SCAN, *given)
+    return result, after
+
+
+def infer_selective_scan(  # noqa: PLR0917  # the inputs of the operation
+    x: TensorType,
+    steps: TensorType,
+    rates: TensorType,
+    inputs: TensorType,
+    outputs: TensorType,
+    states: TensorType | None = None,
+) -> tuple[TensorType, TensorType]:
+    """Return the type of `x`, and that of the states."""
+    require_float(x, steps, rates, inputs, outputs)
+    if x.rank != 4:
+        raise GraphError(
+            "the input must have four dimensions", hint="use [batch, positions, heads, size]"
+        )
+    if steps.shape != x.shape[:3]:
+        raise GraphError(
+            f"the shape of the steps must be {Shape(x.shape[:3]).text}",
+            hint="each head needs a step at each position",
+        )
+    if inputs.rank != 4 or inputs.shape[:2] != x.shape[:2] or outputs.shape != inputs.shape:
+        raise GraphError(
+            f"the shapes of B and C must be equal: [{x.shape[0]}, {x.shape[1]}, groups, states]",
+            hint="each group needs values for all states at each position",
+        )
+    heads, groups, count = x.shape[2], inputs.shape[2], inputs.shape[3]
+    if rates.rank != 2 or rates.shape[0] != heads or rates.shape[1] not in (1, count):
+        raise GraphError(
+            f"the shape of the rates must be [{heads}, {count}] or [{heads}, 1]",
+            hint="each head needs a rate for each state, or one for all",
+        )
+    if int(heads) % int(groups):
+        raise GraphError(
+            f"{heads} heads cannot be divided evenly among {groups} groups",
+            hint="the number of heads must be a multiple of the number of groups",
+        )
+    return x, require_states(x, states, (x.shape[0], heads, x.shape[3], count))
+
+
+def lower_selective_scan(  # noqa: PLR0917  # the inputs of the operation
+    x: Tensor,
+    steps: Tensor,
+    rates: Tensor,
+    inputs: Tensor,
+    outputs: Tensor,
+    states: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the results of one position after the other, and the states after the last."""
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    batch, positions, heads, size = x.shape
+    shared = heads // inputs.shape[2]
+    # Heads that share B and C are along an axis of their own.
+    parts = (batch, positions, inputs.shape[2], shared)
+    steps = steps.to(wide).reshape(*parts, 1, 1)
+    rates = rates.to(wide).reshape(*parts[2:], 1, -1)
+    added = x.to(wide).reshape(*parts, size, 1) * steps
+    read_in, read_out = (each.to(wide)[:, :, :, None, None, :] for each in (inputs, outputs))
+    shape = (batch, *parts[2:], size, inputs.shape[3])
+    now = x.new_zeros(shape, dtype=wide) if states is None else states.reshape(shape)
+    made = x.new_empty((batch, positions, heads, size))
+    for place in range(positions):
+        now = now * torch.exp(steps[:, place] * rates) + added[:, place] * read_in[:, place]
+        made[:, place] = (now * read_out[:, place]).sum(-1).reshape(batch, heads, size)
+    return made, now.reshape(batch, heads, size, -1)
+
+
+SELECTIVE_SCAN = Op("selective_scan", infer_selective_scan, lower_selective_scan)
+
 
 # The number of positions that are computed together. With a decay for each element of a key, the
 # products of two positions need memory for each element, so there are fewer.
