@@ -286,7 +286,7 @@ def killed_saves() -> Generator[KilledSaves, None, None]:
 
 _PROGRAM_strikes = """
 import functools, json, os, signal, sys, time, traceback
-import numpy, weightctl.cli.convert, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
+import numpy, weightctl.cli.conversion, weightctl.cli.shard, weightctl.codecs, weightctl.write.save
 import weightctl.cli.edit, weightctl.editing.edit, weightctl.storage.pending_edits
 import weightctl.formats.gguf, weightctl.formats.safetensors, weightctl.kernels._native
 from weightctl.__main__ import main

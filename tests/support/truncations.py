@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PROGRAM = """
 import json, os, shutil, signal, sys, threading, time, traceback
 import numpy, weightctl.codecs, weightctl.write.save
-import weightctl.cli.ls, weightctl.cli.diff, weightctl.cli.convert, weightctl.cli.shard
+import weightctl.cli.ls, weightctl.cli.diff, weightctl.cli.conversion, weightctl.cli.shard
 import weightctl.cli.verify
 from weightctl.__main__ import main
 

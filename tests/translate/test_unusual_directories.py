@@ -16,8 +16,9 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError, FormatError, OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.plan.cast import cast
+from weightctl.plan.choices import Names
 from weightctl.translate.models import pooling_keys
-from weightctl.translate.plans import Names, plan_of
+from weightctl.translate.plans import plan_of
 from weightctl.weights.steps.rows import StackedEntry
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.convert import plan_conversion, write_output
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
-from weightctl.write.executors.worker import DEFAULT_TASK
 
 app = typer.Typer(add_completion=False)
 
@@ -48,4 +47,7 @@ def merge(
     """
     del anonymous  # its callback has taken effect
     given = dict(locals())
+    # An error in the command line is found without what plans and writes.
+    from weightctl.cli.conversion import plan_conversion, write_output
+
     write_output(path, *plan_conversion(given), given)

@@ -45,6 +45,7 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, TensorSplitError
 from weightctl.formats import format_by_suffix
 from weightctl.formats.open.opening import open_weights
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid
@@ -53,7 +54,6 @@ from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
-from weightctl.write.executors.worker import DEFAULT_TASK
 from weightctl.write.gathering import gathering, put_together
 from weightctl.write.shard import list_notes
 from weightctl.write.shard import shard as plan_sharding

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_orig
 
 import typer
 
-from weightctl.cli.convert import BUDGET_OPTIONS, convert, plan_conversion
+from weightctl.cli.conversion import BUDGET_OPTIONS, plan_conversion
+from weightctl.cli.convert import convert
 from weightctl.cli.costs import show_document
 from weightctl.cli.render import Cell, show_lines, show_notes, show_table
 from weightctl.cli.shard import plan_shards, shard

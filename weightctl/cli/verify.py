@@ -17,6 +17,7 @@ from weightctl.cli.render import columns, is_terminal, show_lines, show_notes
 from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.files import is_file
 from weightctl.system.allocator import keep_memory
 from weightctl.verify import CHECKS
@@ -25,7 +26,6 @@ from weightctl.verify.report import check_targets, make_document, write
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject, require_there
 from weightctl.weights.tree import header_of
-from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

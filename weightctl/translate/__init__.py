@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from weightctl.system.registry import load_on_use
 
 if TYPE_CHECKING:
+    from weightctl.plan.choices import Names
     from weightctl.translate.models import Translation, translate
-    from weightctl.translate.plans import Names, plan_of
+    from weightctl.translate.plans import plan_of
 
 __all__ = ["Names", "Translation", "plan_of", "translate"]
 
 _NAMES = {
-    "Names": "weightctl.translate.plans:Names",
+    "Names": "weightctl.plan.choices:Names",
     "Translation": "weightctl.translate.models:Translation",
     "plan_of": "weightctl.translate.plans:plan_of",
     "translate": "weightctl.translate.models:translate",

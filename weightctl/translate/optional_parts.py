@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.model import ARCHITECTURE
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
-
-
-class OptionalPart(Enum):
-    """A part of a model that can be left out."""
-
-    MTP = "mtp"
 
 
 def describe_without_mtp(found: MtpTensors) -> str:

@@ -18,6 +18,7 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.arrangement import select
+from weightctl.plan.choices import Names, OptionalPart
 from weightctl.plan.plan import Described, Plan, refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import read_settings
@@ -26,12 +27,7 @@ from weightctl.system.collection import without_collection
 from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
 from weightctl.text.wording import join_names
-from weightctl.translate.optional_parts import (
-    OptionalPart,
-    describe_without_mtp,
-    leave_out_mtp,
-    place_mtp,
-)
+from weightctl.translate.optional_parts import describe_without_mtp, leave_out_mtp, place_mtp
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.weights.tree import header_of
 
@@ -75,20 +71,6 @@ class ModelPart(Enum):
     WHOLE = "whole"
     TEXT = "text"
     TOWER = "tower"
-
-
-class Names(Enum):
-    """The naming convention of an output: by default the target's, for supported families.
-
-    `OPENAI` exists for Whisper and CLIP models only, which `translate.whisper` and `translate.clip`
-    translate.
-    """
-
-    AUTO = "auto"
-    KEEP = "keep"
-    HF = "hf"
-    GGUF = "gguf"
-    OPENAI = "openai"
 
 
 @without_collection()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.engine.devices import preload_torch
 from weightctl.errors import ConversionError
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names, pluralize
@@ -18,7 +19,6 @@ from weightctl.verify.results import Problem, Report, Result
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.executors import hold_executor
-from weightctl.write.executors.worker import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

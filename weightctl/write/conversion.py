@@ -10,10 +10,11 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions, describe_left_out
 from weightctl.plan.cast import is_unfit_for_llama_cpp
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.text.wording import join_names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.digests import refuse_altered
-from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest, digest_codecs
+from weightctl.write.executors.worker import PlannedWork, PlanRequest, digest_codecs
 from weightctl.write.outcome import describe
 from weightctl.write.output import count_kept_bytes
 from weightctl.write.save import save

@@ -15,6 +15,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
 from weightctl.plan.cast import cast
+from weightctl.plan.choices import DEFAULT_TASK, Names, NonFinite, OptionalPart
 from weightctl.plan.metadata import Setting, change_metadata, list_settings
 from weightctl.plan.plan import Plan
 from weightctl.plan.recipe_lines import Recipe
@@ -26,14 +27,12 @@ from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
-from weightctl.translate.optional_parts import OptionalPart
-from weightctl.translate.plans import Names
 from weightctl.translate.tensor_scales import add_tensor_scales
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.tree import Checkpoint, source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
-from weightctl.write.executors.worker import DEFAULT_TASK, PlanRequest
+from weightctl.write.executors.worker import PlanRequest
 from weightctl.write.planning import Merge, ModelParts, find_parts, make_plan, plan_merge
 from weightctl.write.targets import Target, target
 
@@ -55,13 +54,6 @@ _RECIPE_OF_PARTS = (
 )
 
 _Choice = TypeVar("_Choice", bound=Enum)
-
-
-class NonFinite(Enum):
-    """What to do with values that are not finite in block types, which cannot store them."""
-
-    ERROR = "error"
-    ZERO = "zero"
 
 
 def convert(

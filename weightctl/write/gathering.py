@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import ALL_FORMATS, format_by_suffix, format_module
 from weightctl.formats.sharded.opening import manifest_at, open_sharded
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.plan.plan import Plan
 from weightctl.storage.files import exists, refresh
 from weightctl.storage.location import parse_location
@@ -17,7 +18,7 @@ from weightctl.weights.tree import Checkpoint
 from weightctl.write.conversion_tasks import ConversionWork, memory_budget
 from weightctl.write.digests import count_checked_bytes, refuse_altered
 from weightctl.write.executors import is_shared
-from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
+from weightctl.write.executors.worker import PlannedWork, PlanRequest
 from weightctl.write.outcome import describe
 from weightctl.write.save import save
 from weightctl.write.targets import target

@@ -13,6 +13,7 @@ from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import select
 from weightctl.plan.cast import is_lossy
+from weightctl.plan.choices import Names
 from weightctl.plan.plan import Plan
 from weightctl.plan.rename import RenamingsLike, collect_renamings
 from weightctl.plan.rename import rename as renamed
@@ -22,7 +23,7 @@ from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.wording import pluralize
 from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
-from weightctl.translate.plans import ModelPart, Names, plan_of
+from weightctl.translate.plans import ModelPart, plan_of
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.targets import Target
 
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightctl.adapters.reading import AdapterLike
+    from weightctl.plan.choices import OptionalPart
     from weightctl.plan.plan import Item, Plan
     from weightctl.translate.clip import ClipConvention
-    from weightctl.translate.optional_parts import OptionalPart
     from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.write.conversion import Conversion

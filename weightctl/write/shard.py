@@ -18,6 +18,7 @@ from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.record import fingerprint_source
 from weightctl.plan.arrangement import leave_room
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.sharding.passes import RankPlan
 from weightctl.sharding.plan_file import make_rules, read_rules
 from weightctl.sharding.planning import shard_plan
@@ -31,7 +32,7 @@ from weightctl.weights.steps.sliced import runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.digests import refuse_altered
 from weightctl.write.executors import is_shared
-from weightctl.write.executors.worker import DEFAULT_TASK, PlannedWork, PlanRequest
+from weightctl.write.executors.worker import PlannedWork, PlanRequest
 from weightctl.write.journal import Record
 from weightctl.write.locks import refuse_other_runs
 from weightctl.write.outcome import describe_shards

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
+from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system import __version__
 from weightctl.system.collection import without_collection
@@ -24,7 +25,7 @@ from weightctl.write.executors import (
     hold_executor,
     is_local,
 )
-from weightctl.write.executors.worker import DEFAULT_TASK, Job, release, run_batch
+from weightctl.write.executors.worker import Job, release, run_batch
 from weightctl.write.tasks import BANDWIDTH
 
 if TYPE_CHECKING:

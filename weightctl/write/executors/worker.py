@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import Work
 
-# The default number of bytes of work that a worker takes at a time.
-DEFAULT_TASK = 2 << 30
 # Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
