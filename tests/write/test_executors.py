@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -120,8 +121,10 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
         def kill(_: int) -> None:
             if len(killed) < 3:
-                killed.append(executor.process_ids()[0])
-                os.kill(killed[-1], signal.SIGKILL)
+                number = executor.process_ids()[0]
+                with suppress(ProcessLookupError):  # one that was killed may end just now
+                    os.kill(number, signal.SIGKILL)
+                    killed.append(number)
 
         convert(model, tmp_path / "other.gguf", quant="Q4_K", on=executor, progress=kill)
         # The others are alive, so that they lost nothing.
@@ -134,9 +137,8 @@ DRIVER = """
 import os, signal, sys
 from weightctl import convert, gather, shard
 from weightctl.write import journal
-from weightctl.write.executors.destinations import TemporaryFiles
+from weightctl.write.executors.destinations import Rest, RestRange, TemporaryFiles
 from weightctl.write.executors.processes import ProcessExecutor
-from weightctl.write.executors.destinations import Rest, RestRange
 
 journal.BEGIN_AFTER = 0.0
 made = []

@@ -94,7 +94,6 @@ class FileReader(Reader):
         return (FileReader, (self.path,))
 
     def fileno(self) -> int:
-        """Return the descriptor of the open file."""
         return self._descriptor
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -258,7 +257,6 @@ class FileWriter(Writer):
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self.descriptor)
 
 

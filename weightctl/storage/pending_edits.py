@@ -116,13 +116,11 @@ class PendingReader(FileReader):
         return FileReader.read(self, offset, nbytes)
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return bytes of the edited file, like `FileReader.read`."""
         found = bytearray(super().read(offset, nbytes))
         self._patch(offset, memoryview(found))
         return bytes(found)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with bytes of the edited file, like `FileReader.read_into`."""
         super().read_into(offset, buffer)
         self._patch(offset, buffer)
 
@@ -139,7 +137,6 @@ class PendingReader(FileReader):
         return super().copy_into(offset, nbytes, descriptor, at)
 
     def refuse_change(self) -> None:
-        """Raise `FormatError` if the file has been written to since it was opened."""
         edited, self.size = self.size, self._found
         try:
             super().refuse_change()

@@ -40,7 +40,6 @@ class Traffic:
 
     @property
     def counts(self) -> TrafficCounts:
-        """The current counts."""
         with self._lock:
             return TrafficCounts(self.requests, self.bytes_read, self.bytes_sent, self.retries)
 

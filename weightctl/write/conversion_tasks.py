@@ -117,7 +117,6 @@ class ConversionWork:
         return max(1, min(_MOST_WAITING, self._room // MAX_COPY))
 
     def select(self, records: Iterable[Record]) -> dict[tuple[int, str], Record]:
-        """Return the records that are valid and belong to tasks of this plan."""
         self._tasks = list(cut_tasks(self._plan, self._layouts))
         known = {(task.file, str(task.number)) for task in self._tasks}
         return {
@@ -127,7 +126,6 @@ class ConversionWork:
         }
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
-        """Return the number of output bytes that the recorded tasks have written."""
         return sum(
             _count_made(portion)
             for task in self._tasks
@@ -136,7 +134,6 @@ class ConversionWork:
         )
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Task]:
-        """Return the tasks that are not recorded."""
         tasks = self._tasks or list(cut_tasks(self._plan, self._layouts))
         self._tasks = [task for task in tasks if (task.file, str(task.number)) not in records]
         self._numbers = {task.number: place for place, task in enumerate(self._tasks)}
@@ -144,7 +141,6 @@ class ConversionWork:
         return list(self._tasks)
 
     def measure(self, task: Task) -> KeyedTask:
-        """Return the number of a task, with its bytes and its expected time."""
         portions = task.portions
         return KeyedTask(
             task.number,
@@ -162,7 +158,6 @@ class ConversionWork:
         return self._stored[name]
 
     def assign(self, keys: Sequence[int]) -> list[Task]:
-        """Return the tasks with these numbers, which will be done next."""
         if not self._all:
             self._all = {task.number: task for task in cut_tasks(self._plan, self._layouts)}
         self._tasks = [self._all[key] for key in keys]

@@ -91,17 +91,14 @@ class Journal:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """End writing."""
         os.close(self._descriptor)
 
 
 def format_record(record: Record) -> str:
-    """Return the line of a record."""
     return format_line({"file": record.file, "key": record.key, **record.facts})
 
 
 def format_line(entry: Mapping[str, Any]) -> str:
-    """Return a line of a journal."""
     return json.dumps(entry) + "\n"
 
 

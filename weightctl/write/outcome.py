@@ -306,7 +306,6 @@ class Outcome:
 
     @property
     def is_directory(self) -> bool:
-        """Whether the output is a directory."""
         return self.where.file_name is not None
 
     @property

@@ -272,7 +272,6 @@ class RankWork:
         self._remote = RemoteReads(())
 
     def select(self, records: Iterable[Record]) -> dict[tuple[int, str], Record]:
-        """Return the records that are valid and belong to tensors of this plan."""
         wanted = {
             (rank, shard.info.name)
             for rank, shards in enumerate(self._plan.ranks)
@@ -285,7 +284,6 @@ class RankWork:
         }
 
     def count_bytes(self, records: Collection[tuple[int, str]]) -> int:
-        """Return the number of bytes of the recorded tensors."""
         return sum(
             shard.info.nbytes
             for rank, shards in enumerate(self._plan.ranks)
@@ -294,7 +292,6 @@ class RankWork:
         )
 
     def list_tasks(self, records: Collection[tuple[int, str]]) -> list[Pass]:
-        """Return the passes that make the tensors that are not recorded."""
         return [*self.assign(self._ranks.list_passes(records))]
 
     def measure(self, task: Pass) -> KeyedTask:
@@ -464,7 +461,6 @@ def _is_sha256(value: object) -> bool:
 
 
 def _add_digests(manifest: Manifest, records: Mapping[tuple[int, str], Record]) -> Manifest:
-    """Return a manifest with the recorded digests."""
     return manifest._replace(
         files=tuple(
             file._replace(

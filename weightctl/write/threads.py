@@ -174,7 +174,6 @@ class _Threads(Generic[_Item]):
 
     @property
     def count(self) -> int:
-        """The number of threads that were started."""
         return len(self._begun)
 
 

@@ -36,7 +36,6 @@ class _Limit:
             return True
 
     def give_back(self, nbytes: int) -> None:
-        """Release reserved bytes."""
         with self._lock:
             self._used -= nbytes
 
@@ -185,6 +184,5 @@ class ReadAhead:
         _LIMIT.give_back(piece.stop - piece.start)
 
     def close(self) -> None:
-        """Drop all chunks."""
         for piece in list(self._pieces):
             self._drop(piece)

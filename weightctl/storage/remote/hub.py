@@ -146,7 +146,6 @@ class HubCommit(NamedTuple):
 
     @property
     def files(self) -> dict[str, RemoteObject]:
-        """All files by path."""
         return {
             f"{directory}/{name}".lstrip("/"): entry.object
             for directory, entries in self.directories.items()
@@ -155,7 +154,6 @@ class HubCommit(NamedTuple):
         }
 
     def find(self, path: str) -> RemoteEntry | None:
-        """Return the entry at a path, or None."""
         if path in self.directories:
             return RemoteEntry(is_directory=True)
         directory, _, name = path.rpartition("/")
@@ -204,7 +202,6 @@ class HubStore(RemoteStore):
             return None
 
     def open(self, path: str) -> Reader:
-        """Open a file for reading; raises `FormatError` if it cannot be opened."""
         if offline_variable() and self._find(path) is None:
             raise explain_missing(parse_hub_url(path), path, "it")
         return super().open(path)

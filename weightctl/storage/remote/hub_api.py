@@ -144,7 +144,6 @@ class _SameHostRedirects(urllib_request.HTTPRedirectHandler):
         headers: HTTPMessage,
         newurl: str,
     ) -> urllib_request.Request | None:
-        """Return the request for the new URL."""
         made = super().redirect_request(req, fp, code, msg, headers, newurl)
         if made is not None and _origin(newurl) != _origin(req.full_url):
             made.remove_header("Authorization")

@@ -223,7 +223,6 @@ class RemoteReader(Reader):
             self._ahead.expect(offset, nbytes, is_needed=True)
 
     def private(self, offset: int, nbytes: int) -> memoryview:
-        """Return a copy of a range in memory."""
         made = memoryview(bytearray(nbytes))
         self.read_into(offset, made)
         return made
@@ -255,7 +254,6 @@ class RemoteReader(Reader):
         return written
 
     def expect(self, offset: int, nbytes: int) -> bool:
-        """Fetch a range ahead; return False at the limit of memory."""
         return self._ahead.expect(offset, nbytes)
 
     def refuse_change(self) -> None:
@@ -339,7 +337,6 @@ class ArrivingHash:
         self._later.clear()
 
     def close(self) -> None:
-        """Drop what is kept."""
         with self._lock:
             self._close()
 

@@ -85,7 +85,6 @@ class RemoteStore(ABC):
         """Return the function that requests ranges of an object."""
 
     def open(self, path: str) -> Reader:
-        """Open an object for reading; raises `FormatError` if it cannot be opened."""
         listed = self._find(path)
         if listed is None:
             raise translate_error(FileNotFoundError(path), path)
@@ -105,8 +104,6 @@ class RemoteStore(ABC):
         return reader
 
     def prepare(self, paths: Sequence[str]) -> None:
-        """Request the beginnings of files concurrently; errors are raised when they are opened."""
-
         def request(path: str) -> None:
             with suppress(FormatError):
                 self.open(path)
@@ -117,14 +114,12 @@ class RemoteStore(ABC):
                 list(pool.map(request, paths))
 
     def find(self, path: str) -> Entry | None:
-        """Return the entry at a path, or None; raises `FormatError` if the request fails."""
         if path.endswith(_LOCAL_NAMES):
             return None
         found = self._find(path)
         return None if found is None else found.entry
 
     def list_names(self, directory: str) -> Mapping[str, Entry]:
-        """Return the entries of a directory by name; raises `FormatError` if that fails."""
         listing = self._listing(directory)
         if listing is None:
             raise translate_error(PermissionError("it cannot be listed"), directory, "listed")

@@ -351,7 +351,6 @@ class UploadWriter(Writer):
         ]
 
     def add_sent(self, parts: Mapping[int, UploadedPart]) -> None:
-        """Add parts that other writers have sent."""
         with self._changed:
             self.sent.update(parts)
 

@@ -47,7 +47,6 @@ class Rest(NamedTuple):
 
 
 def format_rest(rest: Rest) -> dict[str, Any]:
-    """Return the journal entry of a rest."""
     return {"rest": rest.path, "ranges": [list(each) for each in rest.ranges]}
 
 
@@ -76,12 +75,10 @@ class _RestBytes:
         return self._nbytes
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Request bytes of the range."""
         nbytes = min(nbytes, self._nbytes - start)
         return uploads_of(self._path).read(self._path, self._start + start, nbytes)
 
     def part(self, start: int, stop: int) -> _RestBytes:
-        """Return a part of the range."""
         return _RestBytes(self._path, self._start + start, stop - start)
 
 
@@ -164,7 +161,6 @@ class _FilesOnUse:
             return self._open[number]
 
     def close(self) -> None:
-        """Close those that are open."""
         with self._lock:
             while self._open:
                 self._open.popitem()[1].close()
