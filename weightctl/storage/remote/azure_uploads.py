@@ -57,8 +57,6 @@ _DIGITS = 5
 _SCOPE = "https://storage.azure.com/.default"
 # The hours for which a signature is valid at least, and after which another one is made.
 _SIGNED_HOURS, _RENEWED_HOURS = 4, 2
-# Error codes of copies if the store cannot read the source, although this program can.
-_NOT_COPIED = {"CannotVerifyCopySource", "UnsupportedHeader", "NotImplemented"}
 
 
 class AzureUploads(Uploads):

@@ -17,9 +17,9 @@ from weightctl.storage.location import STORAGES
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+HUB_LOGIN = "set HF_TOKEN, or log in with `hf auth login`"
 LOGIN_HINTS = {
-    "hf": "set HF_TOKEN, or log in with `hf auth login`; for some models, you must also ask for "
-    "access on their page",
+    "hf": f"{HUB_LOGIN}; for some models, you must also ask for access on their page",
     "s3": "check AWS_PROFILE, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN "
     "for temporary credentials; for a public bucket, use --anonymous",
     "gs": "check GOOGLE_APPLICATION_CREDENTIALS, or log in with `gcloud auth application-default "
@@ -29,7 +29,6 @@ LOGIN_HINTS = {
     "http": "the server requires a login, or the link has expired",
 }
 NETWORK_HINT = "check the network connection and try again"
-HUB_LOGIN = "set HF_TOKEN, or log in with `hf auth login`"
 _REPLACE_HINT = "to replace it, use --force (force=True in Python)"
 _DOWNLOAD_HINT = "download the file with another program first"
 _ADDRESS_HINT = "check the URL"
