@@ -54,16 +54,19 @@ def test_an_adapter_for_all_experts_changes_the_weights_of_each(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("inputs", [5, 7])
 def test_experts_in_one_tensor_are_changed_as_they_are_stored(
-    is_transposed: bool, tmp_path: Path
+    inputs: int, is_transposed: bool, tmp_path: Path
 ) -> None:
-    first, second, weight = random(2 * 3, 5), random(7, 2 * 3), random(3, 7, 5)
-    delta = np.einsum("ore,eri->eoi", second.reshape(7, 2, 3), first.reshape(3, 2, 5))
+    """A square matrix is stored as the other one of its layer."""
+    first, second, weight = random(2 * 3, inputs), random(7, 2 * 3), random(3, 7, inputs)
+    both = random(3, 2 * inputs, 7)
+    delta = np.einsum("ore,eri->eoi", second.reshape(7, 2, 3), first.reshape(3, 2, inputs))
     wanted = weight + delta
     if is_transposed:
-        weight, wanted = weight.swapaxes(1, 2).copy(), wanted.swapaxes(1, 2)
+        weight, wanted, both = (each.swapaxes(1, 2).copy() for each in (weight, wanted, both))
     model = tmp_path / "model"
-    weightctl.convert({"mlp.experts.down_proj": weight}, model)
+    weightctl.convert({"mlp.experts.down_proj": weight, "mlp.experts.gate_up_proj": both}, model)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     pair = {"mlp.experts.lora_A.weight": first, "mlp.experts.lora_B.weight": second}

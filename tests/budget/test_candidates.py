@@ -61,6 +61,12 @@ def test_a_plan_without_a_matrix_to_quantize_is_refused() -> None:
         names_of(plan_rows(512, tensor_types={"ffn_up": "f16"}))
 
 
+@pytest.mark.parametrize("name", ["keep", "F8_E4M3"])
+def test_a_type_that_gguf_does_not_have_is_refused(name: str) -> None:
+    with pytest.raises(ConversionError, match=f"`{name}` of --types is not a type that GGUF can"):
+        QuantizationBudget(size="2MB", types=["Q4_K", name]).encodings  # noqa: B018
+
+
 def test_the_built_in_texts_share_no_sentence(tiny_llama: Path) -> None:
     found = make_calibration(Subject(tiny_llama))
     assert (found.count, found.notes) == (1024, ())

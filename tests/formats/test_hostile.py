@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -286,6 +287,13 @@ def test_the_error_says_what_is_wrong_and_where(name: str) -> None:
     assert max(map(len, error.message.split("\n"))) < 500
     assert len(error.message) < 1000
     assert error.hint
+
+
+def test_more_values_than_the_bytes_can_hold_are_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "few.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 3) + bytes(20))
+    with pytest.raises(FormatError, match="3 metadata values, but only 20 bytes follow it"):
+        open_weights(file)
 
 
 @each("name", CASES)
