@@ -1,4 +1,4 @@
-"""The parts of models: the shapes of their weights, and how ranks divide them."""
+"""The parts of models: their names, the shapes of their weights, and how ranks divide them."""
 
 from __future__ import annotations
 

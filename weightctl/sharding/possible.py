@@ -8,7 +8,7 @@ from weightctl.errors import ShardingError
 from weightctl.sharding.cutting import groups, refuse, signature
 from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.planning import shardings
-from weightctl.sharding.sharing import share_among_ranks
+from weightctl.sharding.dividing import share_among_ranks
 from weightctl.split import Grid
 
 if TYPE_CHECKING:
