@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.families.sharing import ranges_of_rank
-from weightctl.sharding.footprints import own_part
 from weightctl.sharding.dividing import share_among_ranks
+from weightctl.sharding.footprints import own_part
 from weightctl.split import Sharding, part_along, shares
 from weightctl.text.wording import pluralize
 

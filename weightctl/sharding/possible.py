@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
 from weightctl.sharding.cutting import groups, refuse, signature
+from weightctl.sharding.dividing import share_among_ranks
 from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.planning import shardings
-from weightctl.sharding.dividing import share_among_ranks
 from weightctl.split import Grid
 
 if TYPE_CHECKING:
