@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -434,3 +435,27 @@ def test_no_folder_has_over_25_modules() -> None:
 def test_no_module_is_named_for_nothing() -> None:
     empty = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc", "handler"}
     assert not {module.stem for module in MODULES} & empty
+
+
+def test_the_page_on_the_architecture_names_what_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    paths = re.findall(r"`(\w+/[\w/]+\.\w+)`", page)
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", page)
+    missing = [path for path in paths if not re.search("[A-Z]{2}", path) and not exists(path)]
+    missing += [name for name in names if not is_name(name)]
+    assert missing == []
+
+
+def exists(path: str) -> bool:
+    return (PACKAGE / path).exists() or (ROOT / path).exists()
+
+
+def is_name(name: str) -> bool:
+    """Whether a name that begins with a package is a module, or in a module."""
+    *parts, last = name.split(".")
+    folder = PACKAGE.joinpath(*parts)
+    if not (PACKAGE / parts[0]).is_dir() or (folder / f"{last}.py").exists():
+        return True
+    modules = (folder.with_suffix(".py"), folder / "__init__.py")
+    texts = [each.read_text("utf-8") for each in modules if each.exists()]
+    return (folder / last).is_dir() or any(re.search(rf"\b{last}\b", text) for text in texts)
