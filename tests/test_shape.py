@@ -42,6 +42,8 @@ def test_a_shape_finds_what_is_filed_under_a_tuple_of_its_sizes(numbers: list[in
 def test_a_shape_is_neither_a_number_nor_text() -> None:
     assert Shape((2,)) != 2
     assert Shape(("a",)) != "a"
+    with pytest.raises(TypeError, match="a shape must be a sequence of dimensions, not 'ab'"):
+        Shape("ab")
 
 
 def test_a_shape_of_sizes_names_and_dimensions_is_one_of_dimensions() -> None:

@@ -32,7 +32,7 @@ from rows import (
     twins,
 )
 from weightctl import open_weights
-from weightctl.codecs import definition
+from weightctl.codecs import codebook, definition
 from weightctl.dtype import ENCODINGS
 
 if TYPE_CHECKING:
@@ -455,6 +455,10 @@ def test_numbers_at_a_midpoint_of_uneven_levels_go_where_ggml_puts_them(encoding
     theirs = ggml_quantize(encoding, rows, None)
     for name, codec in twins(encoding):
         np.testing.assert_array_equal(encoded(codec, encoding, rows), theirs, name)
+
+
+def test_a_midpoint_of_uneven_levels_belongs_to_the_upper_one() -> None:
+    assert [*codebook._find_nearest(codebook._MIDPOINTS)] == [*range(1, 16)]
 
 
 # Sub-blocks whose numbers lie so close together that the search divides by almost nothing.

@@ -22,6 +22,7 @@ from weightctl.plan.plan import Plan
 from weightctl.translate import translate
 from weightctl.weights.derived import Derived, StoredTensor
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.metadata import MetadataValue
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 from weightctl.write.save import save
 
@@ -192,6 +193,14 @@ def test_the_table_of_tensors_is_what_llama_cpp_loads(architecture: str, tmp_pat
         for change in found
         if found[change] != expected[change] and not (expected[change] and change in by_config)
     } == {}
+
+
+def test_a_layer_for_mtp_may_lack_what_other_layers_need() -> None:
+    counts = {"x.block_count": 3, "x.nextn_predict_layers": 1}
+    metadata = {key: MetadataValue("u32", count) for key, count in counts.items()}
+    names = ["blk.0.ffn_up.weight", "blk.2.nextn.eh_proj.weight"]
+    missing = loaded._find_missing("blk.ffn_up", "x", metadata, names)
+    assert [*missing] == ["blk.1.ffn_up.weight"]
 
 
 # What llama.cpp computes otherwise is a note, and `strict` refuses it.
