@@ -81,4 +81,4 @@ def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratc
 def test_kill_9_at_many_random_moments_is_continued(
     kind: Kind, struck: Strikes, scratch: Path
 ) -> None:
-    assert kill_at_random_moments(kind, struck, scratch, 24, rows=8192) > 0
+    assert kill_at_random_moments(kind, struck, scratch, 24, rows=8192) >= 2

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import ENCODINGS
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OTHERWISE = "otherwise"
 
 RECIPE_TABLE: dict[str, Any] = tomllib.loads(
-    files("weightctl.plan").joinpath("recipes.toml").read_text("utf-8")
+    Path(__file__).with_name("recipes.toml").read_text("utf-8")
 )
 
 
