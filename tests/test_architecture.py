@@ -31,7 +31,7 @@ from structure import (
 from weightctl.cli import COMMANDS
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import added_formats, list_formats
 from weightctl.schemes import SCHEMES
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ LAYERS = (
     ("calibrate",),
     ("budget",),
     ("cli", "__main__", "__init__"),
+    # It is found by its entry points.
+    ("extras",),
 )
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
 # Pairs within one layer that may import each other; others may not.
@@ -190,6 +192,15 @@ def test_what_points_up_is_for_type_checkers() -> None:
 
 
 @each("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_entry_points_refer_to_extras(module: Path) -> None:
+    if package_of(module) == "extras":
+        return
+    assert not any(name.startswith("weightctl.extras") for name in imports_of(module))
+    texts = [node.value for node in walk(list_trees()[module]) if isinstance(node, ast.Constant)]
+    assert not any(str(text).startswith("weightctl.extras") for text in texts)
+
+
+@each("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_typer_and_rich_stay_in_the_command_line(module: Path) -> None:
     outside = {name.split(".")[0] for name in imports_of(module)}
     assert package_of(module) == "cli" or not outside & {"typer", "rich"}
@@ -278,7 +289,9 @@ def test_a_command_loads_few_modules(tiny_llama: Path, tmp_path: Path) -> None:
         "import sys, weightctl.cli\n"
         "try: weightctl.cli.app(sys.argv[1:], prog_name='weightctl')\n"
         "except SystemExit as done: assert not done.code\n"
-        "print(sum(name.startswith('weightctl') for name in sys.modules), file=sys.stderr)"
+        "names = [name for name in sys.modules if name.startswith('weightctl')]\n"
+        "assert not {'weightctl.extras', 'importlib.metadata'} & {*sys.modules}, names\n"
+        "print(len(names), file=sys.stderr)"
     )
     model, gguf = str(tiny_llama), str(tmp_path / "out.gguf")
     most = {
@@ -339,9 +352,10 @@ def test_a_name_of_a_package_is_not_that_of_a_module_in_it() -> None:
 
 
 def test_an_extension_is_one_module_with_the_name_that_users_type() -> None:
-    for name, line in ALL_FORMATS.items():
+    for name, line in list_formats().items():
         module = name.replace(".", "_")
-        assert line.module == f"weightctl.formats.{module}"
+        package = "extras" if name in added_formats() else "formats"
+        assert line.module == f"weightctl.{package}.{module}"
     for name, reference in COMMANDS.items():
         assert reference == f"weightctl.cli.{name}:app"
 
@@ -360,7 +374,7 @@ LARGE = {"cli", "families", "schemes"}
 
 def test_no_short_module_has_a_single_importer() -> None:
     tables = [
-        *(line.module for line in ALL_FORMATS.values()),
+        *(line.module for line in list_formats().values()),
         *(line.record for line in SCHEMES.values()),
         *(encoding.codec for encoding in ENCODINGS.values()),
         *(line.source for line in FAMILIES.values()),
@@ -399,8 +413,8 @@ def test_few_functions_are_called_by_a_bare_participle() -> None:
 
 def test_the_top_level_has_the_vocabulary_and_packages_only() -> None:
     entries = {each.name for each in PACKAGE.iterdir() if not each.name.startswith("__")}
-    # `pipelines` has only the specified place of names of `nn`.
-    assert len(entries - {"py.typed", "pipelines"}) <= 34
+    # `pipelines` has only the specified place of names of `nn`, and `extras` is apart.
+    assert len(entries - {"py.typed", "pipelines", "extras"}) <= 34
 
 
 # How much more than its budget a package may have before its budget is looked at again.

@@ -491,6 +491,8 @@ def test_a_file_that_is_added_again_is_read_again(place: Path, tmp_path: Path) -
 
 def test_installed_packages_add_families(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Point:
+        name, value = "toy", "a_package:TOY"
+
         def load(self) -> Path:
             return place / "toy.toml"
 

@@ -159,6 +159,12 @@ def test_torch_loads_what_is_written(shard_size: str | None, tmp_path: Path) -> 
     assert len([*out.glob("*.distcp")]) == (1 if shard_size is None else 5)
 
 
+def test_what_is_written_can_have_another_type(tmp_path: Path) -> None:
+    convert(FIXTURES / "tiny-llama", tmp_path / "out", to="dcp", dtype="f16")
+    types = {each.dtype for each in load_with_torch(tmp_path / "out").values()}
+    assert types == {torch.float16}
+
+
 def test_tied_weights_are_stored_once_under_both_names(tmp_path: Path) -> None:
     tied = torch.arange(6.0)
     torch.save({"a": tied, "b": tied}, tmp_path / "tied.pt")

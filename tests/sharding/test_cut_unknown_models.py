@@ -264,6 +264,8 @@ def test_layouts_and_formats_that_there_are_not_are_refused(tmp_path: Path) -> N
         shard_plan(llama(tmp_path), Grid(2), layout="tensorrt")
     with pytest.raises(ConversionError, match="onnx"):
         shard_plan(llama(tmp_path), Grid(2), format_name="onnx")
+    with pytest.raises(ConversionError, match="shards cannot be written as npz"):
+        shard_plan(llama(tmp_path), Grid(2), format_name="npz")
 
 
 def test_ranks_have_the_format_of_the_checkpoint_unless_another_is_named(tmp_path: Path) -> None:

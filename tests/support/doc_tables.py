@@ -23,7 +23,7 @@ from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
 from weightctl.families.diffusion import DIFFUSION_FAMILIES
-from weightctl.formats import ALL_FORMATS, FORMATS
+from weightctl.formats import FORMATS, list_formats
 from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.plan.scheme_names import list_schemes
 from weightctl.schemes import SCHEMES
@@ -418,7 +418,9 @@ def _list_written() -> str:
 def _list_formats() -> str:
     rows = (
         [_code(name), _codes(map(named, line.suffixes)), _code(line.listing or usual or "")]
-        for name, line, usual in ((key, one, one.in_directory) for key, one in ALL_FORMATS.items())
+        for name, line, usual in (
+            (key, one, one.in_directory) for key, one in list_formats().items()
+        )
         for named in [f"{line.prefix}NAME{{}}".format if line.prefix else str]
     )
     return _table(("format", "suffixes", "file in a model directory"), rows)

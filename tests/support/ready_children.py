@@ -28,7 +28,7 @@ from unittest.mock import patch
 
 import pytest
 
-from weightctl.formats.keras import apart
+from weightctl.extras.keras import apart
 from weightctl.system.children import start_python
 from weightctl.translate.tokenizer import encoding
 from weightctl.translate.tokenizer.apart import TokenizerProcess

@@ -123,9 +123,9 @@ def _fill(text: str) -> str:
 def _list_supported(kind: str) -> str:
     """Return the names of what weightctl supports, of one of the kinds that pages refer to."""
     if kind.endswith("formats"):
-        from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+        from weightctl.formats import list_formats, list_written_formats
 
-        *others, last = WRITTEN_FORMATS if kind == "written_formats" else ALL_FORMATS
+        *others, last = list_written_formats() if kind == "written_formats" else list_formats()
         return f"{', '.join(others)} or {last}"
     if kind.endswith("checks"):
         from weightctl.verify import CHECKS

@@ -27,7 +27,7 @@ from weightctl.cli.render import (
     warn,
 )
 from weightctl.errors import OutputError, WeightctlError
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import DIRECTORY_FORMATS, FORMATS, OTHER_SUFFIXES
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.columns import width
@@ -81,7 +81,8 @@ def _with_key(arguments: Sequence[str]) -> list[str]:
 
 def _is_path(argument: str) -> bool:
     """Whether an argument is an existing path, or looks like a misspelled one."""
-    suffixes = tuple(suffix for line in ALL_FORMATS.values() for suffix in line.suffixes)
+    lines = (*FORMATS.values(), *DIRECTORY_FORMATS.values())
+    suffixes = (*(suffix for line in lines for suffix in line.suffixes), *OTHER_SUFFIXES)
     return os.path.lexists(argument) or "/" in argument or argument.endswith(suffixes)
 
 

@@ -18,7 +18,7 @@ from weightctl.errors import (
     OutputError,
     WeightctlError,
 )
-from weightctl.formats import ALL_FORMATS, WRITTEN_FORMATS
+from weightctl.formats import list_formats, list_written_formats
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
 from weightctl.text.untyped import is_sequence
 
@@ -178,8 +178,8 @@ OutputFile = Annotated[str | None, typer.Option(callback=locate_local)]
 Anonymous = Annotated[
     bool, typer.Option("--anonymous", callback=_forget_credentials, is_eager=True)
 ]
-From = Annotated[str | None, typer.Option("--from", autocompletion=lambda: list(ALL_FORMATS))]
-To = Annotated[str | None, typer.Option("--to", autocompletion=lambda: list(WRITTEN_FORMATS))]
+From = Annotated[str | None, typer.Option("--from", autocompletion=lambda: [*list_formats()])]
+To = Annotated[str | None, typer.Option("--to", autocompletion=lambda: [*list_written_formats()])]
 TensorNames = Annotated[list[str] | None, typer.Option(autocompletion=complete_tensor_names)]
 Dtype = Annotated[str | None, typer.Option(autocompletion=complete_types)]
 Quant = Annotated[str | None, typer.Option(autocompletion=complete_quant_types)]

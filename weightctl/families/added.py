@@ -13,6 +13,7 @@ from weightctl.families.file_tables import open_table
 from weightctl.families.index import FAMILIES, FamilyLine
 from weightctl.families.towers import TOWERS, TowerLine
 from weightctl.families.towers.tower_files import read_tower
+from weightctl.system.registry import load_entry_points
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -90,9 +91,7 @@ def add_installed_families() -> bool:
 
     An entry point in the group `weightctl.families` is the path of a file.
     """
-    from importlib.metadata import entry_points  # it takes 10 ms
-
-    found = entry_points(group=ENTRY_POINTS)
-    for each in found:
-        add_family(each.load())
+    found = load_entry_points(ENTRY_POINTS)
+    for _, path in found:
+        add_family(path)
     return bool(found)

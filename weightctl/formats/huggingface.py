@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weightctl.errors import FormatError
-from weightctl.formats import ALL_FORMATS, INDEX_SUFFIX
+from weightctl.formats import DIRECTORY_FORMATS, FORMATS, INDEX_SUFFIX, OTHER_SUFFIXES
 from weightctl.formats.sharded.opening import MANIFEST, is_manifest
 from weightctl.formats.training.detection import DIRECTORY_OF_RANK
 from weightctl.storage.files import (
@@ -53,9 +53,9 @@ _MAX_SIZE = 100_000_000
 _MAX_FILES = 1000
 # The suffixes of weights, also in formats that are not supported.
 _WEIGHTS = (
-    *chain.from_iterable(line.suffixes for line in ALL_FORMATS.values()),
-    ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite", ".pb", ".mlmodel", ".npy", ".pte",
-)  # fmt: skip
+    *chain.from_iterable(line.suffixes for line in (FORMATS | DIRECTORY_FORMATS).values()),
+    *OTHER_SUFFIXES,
+)
 # Files of Orbax, whose folders have weights.
 _ORBAX = frozenset({"manifest.ocdbt", "_CHECKPOINT_METADATA", "_METADATA"})
 ADAPTER_CONFIG = "adapter_config.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import ALL_FORMATS, format_module
+from weightctl.formats import FORMATS, added_formats, format_module
 
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader
@@ -13,7 +13,17 @@ if TYPE_CHECKING:
 
 def sniff(file: Reader) -> str | None:
     """Return the name of a file's format; None if it is not a checkpoint."""
-    return next((name for name in ALL_FORMATS if format_module(name).sniff(file)), None)
+    return sniff_own(file) or sniff_added(file)
+
+
+def sniff_own(file: Reader) -> str | None:
+    """Return the name of a file's format, if that is one of weightctl's own."""
+    return next((name for name in FORMATS if format_module(name).sniff(file)), None)
+
+
+def sniff_added(file: Reader) -> str | None:
+    """Return the name of a file's format, if that is one of an installed package."""
+    return next((name for name in added_formats() if format_module(name).sniff(file)), None)
 
 
 def recognize_format(file: Reader, format_name: str | None = None) -> str:

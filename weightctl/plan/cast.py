@@ -9,7 +9,7 @@ from weightctl.dtype import ENCODINGS, Encoding
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
-from weightctl.formats import FORMATS
+from weightctl.formats import FORMATS, has_type
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
@@ -242,7 +242,7 @@ def is_layer_matrix(plan: Plan, info: TensorInfo) -> bool:
 
 def _keep_wide(plan: Plan, source: Encoding) -> Encoding:
     """Return the type of a tensor that 8-bit floats do not apply to: its own; for blocks, BF16."""
-    is_kept = source.quantization is None and plan.format in source.ids
+    is_kept = source.quantization is None and has_type(plan.format, source)
     return source if is_kept else ENCODINGS["BF16"]
 
 
@@ -308,7 +308,7 @@ def fit_encoding(target: Encoding, shape: tuple[int, ...]) -> Encoding:
 
 def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
     for encoding in asked:
-        if encoding is not None and plan.format not in encoding.ids:
+        if encoding is not None and not has_type(plan.format, encoding):
             holders = [name for name in FORMATS if name in encoding.ids]
             names = " or ".join(FORMATS[name].suffix for name in holders)
             hint = f"use an output name that ends in {names}" if holders else "choose another type"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
-from weightctl.formats import format_module
+from weightctl.formats import format_module, has_type
 from weightctl.formats.base import LEVELS_KEY, Part
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config
 from weightctl.schemes.adapters import adapter, is_adapter_checkpoint
@@ -324,9 +324,8 @@ class Plan:
                 "use --imatrix FILE (imatrix in Python) with a file that llama-imatrix made for "
                 "this model, or choose another type for these tensors, such as IQ3_S or Q2_K"
             )
-        unheld = {
-            item.info.encoding for item in self.items if self.format not in item.info.encoding.ids
-        }
+        types = {item.info.encoding for item in self.items}
+        unheld = {encoding for encoding in types if not has_type(self.format, encoding)}
         if any(i.info.encoding in unheld and not i.is_copy for i in self.items):
             return (
                 "choose another format, or another type with --dtype or --quant (dtype or quant in "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from weightctl.errors import ShardingError
-from weightctl.formats import format_module
+from weightctl.errors import ConversionError, ShardingError
+from weightctl.formats import FORMATS, find_format
 from weightctl.sharding.cutting import cut, cut_stored_tensors, keep_in_stages, refuse
 from weightctl.sharding.footprints import plain
 from weightctl.sharding.knowledge import gather_knowledge
@@ -64,8 +64,12 @@ def shard_plan(
         raise ShardingError(
             f"`{layout}` is not a supported layout", hint=f"use {' or '.join(LAYOUTS)}"
         )
-    if format_name is not None:
-        format_module(format_name)
+    if format_name is not None and format_name not in FORMATS:
+        find_format(format_name)
+        raise ConversionError(
+            f"shards cannot be written as {format_name}",
+            hint=f"use one of these formats: {', '.join(FORMATS)}",
+        )
     if layout == VLLM and rules is not None:
         raise ShardingError(
             "the vLLM layout is fixed and does not use a plan file",

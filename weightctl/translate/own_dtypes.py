@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.names import is_matrix_weight
+from weightctl.formats import has_type
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.schemes.settings import without_settings
 from weightctl.weights.tree import header_of
@@ -76,7 +77,7 @@ def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
     document = config(header_of(stored).files)
     named = str(document.get("dtype") or document.get("torch_dtype"))
     found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
-    return found if plan.format in found.ids else ENCODINGS["F32"]
+    return found if has_type(plan.format, found) else ENCODINGS["F32"]
 
 
 def _of_rest(plan: Plan) -> Encoding:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
 from weightctl.families.loaded import refuse_differences
-from weightctl.formats import WHISPER_CPP
+from weightctl.formats import find_format
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
@@ -25,6 +25,7 @@ from weightctl.plan.type_rules import TypeRule, parse_rules
 from weightctl.plan.types import type_of
 from weightctl.storage.base import CommitOptions
 from weightctl.system.phases import begin_phase
+from weightctl.system.registry import load
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.tensor_scales import add_tensor_scales
@@ -297,11 +298,11 @@ def _cast_for_format(
     **options: bool,
 ) -> Plan:
     """Store the tensors of a plan in other encodings, as the format needs them."""
-    if plan.format != WHISPER_CPP:
+    of_format = find_format(plan.format).cast
+    if not of_format:
         return cast(plan, target, rules, **options)
-    from weightctl.plan.one_type import cast_to_one_type
-
-    return cast_to_one_type(plan, target, rules, **options)
+    changed: Plan = load(of_format)(plan, target, rules, **options)
+    return changed
 
 
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:

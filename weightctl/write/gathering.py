@@ -8,7 +8,7 @@ from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats import ALL_FORMATS, format_by_suffix, format_module
+from weightctl.formats import find_format, format_by_suffix
 from weightctl.formats.sharded.opening import manifest_at, open_sharded
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.plan.plan import Plan
@@ -72,7 +72,7 @@ def gathering(
     """
     request = PlanRequest.of(gathering, dict(locals()))
     if format_name is not None:
-        format_module(format_name)
+        find_format(format_name)
     path = parse_location(os.fspath(path)).name
     refresh(path)
     listing = manifest_at(path)
@@ -91,7 +91,7 @@ def gathering(
     if asked not in {None, plan.format}:
         if format_name and format_name != suffix:
             stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
-            named = stem + ALL_FORMATS[format_name].suffix
+            named = stem + find_format(format_name).suffix
         raise ConversionError(
             f"cannot gather the {plan.format} shards in {path} as {asked}: --gather "
             "does not change the format",

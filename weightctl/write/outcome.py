@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.formats import ALL_FORMATS, FORMATS, format_module
+from weightctl.formats import FORMATS, find_format, format_module
 from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
@@ -79,7 +79,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
-    is_always = bool(ALL_FORMATS[where.format].listing)
+    is_always = bool(find_format(where.format).listing)
     index_name = where.index_name if len(parts) > 1 or is_always else None
     if index_name is not None and not is_text(index_name):
         raise ConversionError(

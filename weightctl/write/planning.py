@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
-from weightctl.formats import WHISPER_CPP
+from weightctl.formats import FORMATS
 from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import select
@@ -20,6 +20,7 @@ from weightctl.plan.rename import rename as renamed
 from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.system.registry import load_entry_points
 from weightctl.text.wording import pluralize
 from weightctl.translate.clip_names import is_openai_clip
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
     from weightctl.plan.choices import OptionalPart
     from weightctl.plan.plan import Item, Plan
     from weightctl.translate.clip import ClipConvention
-    from weightctl.translate.whisper.model import WhisperConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
 
+# The group of entry points whose values are functions that plan to store a model with the names of
+# other programs, or return None.
+_LAYOUTS = "weightctl.layouts"
 # A size in the metadata of all Whisper models with OpenAI's names.
 _OF_WHISPER = "dims.n_vocab"
 
@@ -120,7 +123,7 @@ def make_plan(
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     if not is_kept:
         own = _plan_adapter(tree, where, names, None if base is None else os.fspath(base))
-        own = own or _plan_clip(tree, where, names) or _plan_whisper(tree, where, names)
+        own = own or _plan_clip(tree, where, names) or _plan_layout(tree, where, names)
         if own is not None:
             return select(own, include, exclude)
     plan = plan_of(
@@ -181,21 +184,18 @@ def _plan_clip(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
     return plan_clip(tree, where.format, wanted, is_model=is_model)
 
 
-def _plan_whisper(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
-    """Return the plan for a Whisper model whose names change; None for any other plan."""
-    is_asked = where.format == WHISPER_CPP or names is Names.OPENAI
-    if names in {Names.KEEP, Names.GGUF} or not (
-        is_asked or _OF_WHISPER in header_of(tree).metadata
-    ):
+def _plan_layout(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
+    """Return the plan for a model in a layout of a package's; None for any other plan."""
+    is_asked = where.format not in FORMATS or names is Names.OPENAI
+    if not is_asked and _OF_WHISPER not in header_of(tree).metadata:
         return None
-    from weightctl.translate.whisper.plans import plan_whisper
-
-    conventions: dict[Names, WhisperConvention] = {
-        Names.HF: "hugging_face",
-        Names.OPENAI: "openai",
-    }
-    wanted = conventions.get(names)
-    return plan_whisper(tree, where.format, wanted, is_model=where.file_name is not None)
+    for _, plan_layout in load_entry_points(_LAYOUTS):
+        plan: Plan | None = plan_layout(
+            tree, where.format, names, is_model=where.file_name is not None
+        )
+        if plan is not None:
+            return plan
+    return None
 
 
 class Merge(NamedTuple):

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats import (
-    ALL_FORMATS,
     DIRECTORY_FORMATS,
     FORMATS,
     INDEX_SUFFIX,
-    WRITTEN_FORMATS,
+    find_format,
     format_by_index,
     format_by_suffix,
-    format_module,
     has_suffix_of,
+    list_written_formats,
 )
 from weightctl.formats.open.parts import is_part, part_name
 from weightctl.formats.open.sets import split_suffix
@@ -82,11 +81,10 @@ class Target(NamedTuple):
     @property
     def index_name(self) -> str | None:
         """The name of the index that lists the parts; None if the format does not have one."""
-        if not ALL_FORMATS[self.format].has_index:
+        line = find_format(self.format)
+        if not line.has_index:
             return None
-        if ALL_FORMATS[self.format].listing:
-            return ALL_FORMATS[self.format].listing
-        return os.path.basename(self.file) + INDEX_SUFFIX
+        return line.listing or os.path.basename(self.file) + INDEX_SUFFIX
 
 
 def _is_repository(path: str) -> bool:
@@ -113,7 +111,7 @@ def target(
             hint="use it with the URL of a repository, hf://OWNER/NAME",
         )
     if format_name is not None:
-        format_module(format_name)
+        find_format(format_name)
     path = without_file_scheme(path)
     if is_remote(path):
         is_slashed = path.endswith("/")
@@ -140,7 +138,7 @@ def target(
     if is_file_name and not (is_inside and is_directory(path)):
         return Target(path, _format_of_file(path, format_name), commit=commit)
     chosen = format_name or next(name for name, line in FORMATS.items() if line.in_directory)
-    line = ALL_FORMATS[chosen]
+    line = find_format(chosen)
     if line.in_directory is None:
         raise ConversionError(
             f"{path}: {chosen} output is a file, not a directory",
@@ -207,7 +205,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     if format_name and by_suffix and not has_suffix_of(path, format_name):
         raise ConversionError(
             f"{path} has the suffix of {by_suffix}, but --to is {format_name}",
-            hint=f"use the suffix {ALL_FORMATS[format_name].suffix}, or remove --to (`to` in "
+            hint=f"use the suffix {find_format(format_name).suffix}, or remove --to (`to` in "
             "Python)",
         )
     if format_by_index(path):
@@ -226,7 +224,7 @@ def _format_of_file(path: str, format_name: str | None) -> str:
     if chosen is None and is_stream(path):
         raise ConversionError(
             f"the output format for {stream_name(path)} is not specified",
-            hint=f"use --to (`to` in Python) with one of {', '.join(WRITTEN_FORMATS)}",
+            hint=f"use --to (`to` in Python) with one of {', '.join(list_written_formats())}",
         )
     if chosen in DIRECTORY_FORMATS:
         raise ConversionError(

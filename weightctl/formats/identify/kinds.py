@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from weightctl.formats import ALL_FORMATS
+from weightctl.formats import list_formats
 from weightctl.storage.pending_edits import MARKER
 from weightctl.system.temporary import EDIT
 
@@ -23,7 +23,7 @@ class NonCheckpointFile(NamedTuple):
         return f"it is {self.what}{self.more}"
 
 
-FORMATS_HINT = f"supported formats: {', '.join(ALL_FORMATS)}"
+FORMATS_HINT = f"supported formats: {', '.join(list_formats())}"
 AGAIN = "download it again"
 LOGIN = (
     "the server sent an error page instead of the file; check whether the download needs a login"

@@ -7,22 +7,36 @@ import re
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError
-from weightctl.formats import ALL_FORMATS, format_by_index, format_by_suffix
+from weightctl.formats import (
+    find_format,
+    format_by_index,
+    format_by_suffix,
+    is_named_as_any,
+    list_preferred,
+    sort_formats,
+)
 from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
-from weightctl.formats.recognition import sniff
+from weightctl.formats.recognition import sniff_added, sniff_own
 from weightctl.formats.switch import is_switch, read_switch
 from weightctl.storage.files import is_directory, is_file, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote
 from weightctl.system.temporary import is_temporary, without_temporary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.formats.switch import Switch
+    from weightctl.storage.base import Reader
 
 # Suffixes that checkpoints do not have; a directory can contain megabytes of such files.
 _TEXTS = (".json", ".txt", ".md", ".py", ".jinja")
+# Usual files beside weights, about which no package is asked if there are weights.
+_BESIDE = re.compile(
+    r"(LICEN[CS]E|NOTICE|USE_POLICY)[^/]*|\.[^/]*|[^/]+\.(model|ya?ml|png|jpg|ipynb)|"
+    r"[^/]+\.(json|txt|md|py|jinja)",
+    re.IGNORECASE,
+)
 # Files that trainers write beside the weights, in the format of a checkpoint.
 _LEFT_BESIDE = re.compile(
     r"(training_args|optimizer|scheduler|scaler|rng_state(_\d+)?|random_states_\d+)\.\w+"
@@ -32,7 +46,7 @@ _LEFT_BESIDE = re.compile(
 def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     """Choose the checkpoint in a directory; raises `FormatError` if there is none, or several.
 
-    The format is `format_name`, or the first of `ALL_FORMATS` that the directory contains. The
+    The format is `format_name`, or the preferred one of those that the directory contains. The
     checkpoint is the only index of this format; else the only file or set of parts; else the file
     with the usual name, such as `model.safetensors`.
     """
@@ -45,7 +59,7 @@ def find_in_directory(directory: str, format_name: str | None) -> PartSet:
     gone = {each for name in switches for each in _switch_in(directory, name).names}
     names = [name for name in there if not is_temporary(name) and name not in gone]
     by_format = _by_format(directory, [*names, *switches])
-    wanted = [format_name] if format_name else [name for name in ALL_FORMATS if name in by_format]
+    wanted = [format_name] if format_name else sort_formats(by_format)
     if not wanted or wanted[0] not in by_format:
         from weightctl.formats.identify.directories import nothing_in
 
@@ -78,11 +92,15 @@ def _by_format(directory: str, names: Sequence[str]) -> dict[str, list[str]]:
     if is_remote(directory):
         # Each other file would need a request, so it is only examined if there is nothing else.
         names = [name for name in names if _is_named_so(name)] or names
-    prepare([os.path.join(directory, name) for name in names if format_by_suffix(name)])
+        prepare([os.path.join(directory, name) for name in names if format_by_suffix(name)])
+    found = {name: _format_of(os.path.join(directory, name), sniff_own) for name in names}
+    has_any = any(found.values())
     for name in names:
-        found = _format_of(os.path.join(directory, name))
-        if found is not None:
-            by_format.setdefault(found, []).append(name)
+        # To look for formats of packages takes time, which a usual model directory does not cost.
+        if found[name] is None and not (has_any and _BESIDE.fullmatch(name)):
+            found[name] = _format_of(os.path.join(directory, name), sniff_added)
+        if known := found[name]:
+            by_format.setdefault(known, []).append(name)
     weights = {
         found: kept
         for found, names in by_format.items()
@@ -97,7 +115,7 @@ def _is_named_so(name: str) -> bool:
     return is_checkpoint or is_switch(name)
 
 
-def _format_of(path: str) -> str | None:
+def _format_of(path: str, sniff: Callable[[Reader], str | None]) -> str | None:
     if is_switch(path):
         return read_switch(path).parts().format
     listing = format_by_index(path)
@@ -122,14 +140,13 @@ def _describe_passed_over(
     format_name: str | None,
 ) -> tuple[str, ...]:
     """Return a note on files that would have been chosen if they had the format of their suffix."""
-    order = list(ALL_FORMATS)
-    before = {format_name} if format_name else set(order[: order.index(chosen) + 1])
+    before = frozenset({format_name}) if format_name else list_preferred(chosen)
     known = {name for group in by_format.values() for name in group}
     odd = [
         name
         for name in names
         if name not in known
-        and format_by_suffix(name) in before
+        and is_named_as_any(name, before)
         and not _LEFT_BESIDE.fullmatch(name)
         and not is_directory(os.path.join(directory, name))
     ]
@@ -142,7 +159,7 @@ def _describe_passed_over(
 
 
 def _choose(directory: str, format_name: str, names: Sequence[str]) -> PartSet:
-    line = ALL_FORMATS[format_name]
+    line = find_format(format_name)
     indexes = [name for name in names if _leads_by_index(directory, name)]
     if len(indexes) == 1:
         return _set_of_index(os.path.join(directory, indexes[0]), format_name)

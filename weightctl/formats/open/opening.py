@@ -12,6 +12,7 @@ from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sh
 from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON, OPTIMIZER, SHARD
 from weightctl.storage.files import is_directory, is_file, list_names, read_start, refresh
 from weightctl.storage.location import parse_location
+from weightctl.system.registry import load_entry_points
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
 
@@ -27,8 +28,10 @@ _COMMON = "common.pt"
 # The files that name the last checkpoint, and the pattern of its directory.
 _TAGS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
 _LONGEST = 256
-# Orbax's file that describes the arrays, and its file in the directory of a step, above them.
-_ORBAX, _ORBAX_STEP = "_METADATA", "_CHECKPOINT_METADATA"
+# Files by which directories of other programs are recognized, and the group of entry points whose
+# values are functions that open such a directory, or return None.
+_MARKS = frozenset({"_METADATA", "_CHECKPOINT_METADATA"})
+_DIRECTORIES = "weightctl.directories"
 # Formats that users can ask for, and that such checkpoints are taken as.
 _OF_TORCH = {None, "dcp"}
 _OF_RANKS = {None, "dcp", "pytorch"}
@@ -57,12 +60,11 @@ def _open_names(path: str, names: Sequence[str], format_name: str | None) -> Sou
         found = _open_metadata(os.path.join(path, _METADATA), format_name)
         if found is not None:
             return found
-    if format_name is None and not {_ORBAX, _ORBAX_STEP}.isdisjoint(names):
-        from weightctl.formats.training.orbax import find_item, open_orbax
-
-        place = path if _ORBAX in names else find_item(path, names)
-        if place is not None:
-            return open_orbax(place)
+    if format_name is None and not _MARKS.isdisjoint(names):
+        for _, open_directory in load_entry_points(_DIRECTORIES):
+            found = open_directory(path, names)
+            if found is not None:
+                return cast("Source", found)
     return _open_ranks(path, names, format_name)
 
 

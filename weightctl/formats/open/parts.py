@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.formats import (
-    ALL_FORMATS,
     INDEX_SUFFIX,
+    added_formats,
+    find_format,
     format_by_index,
     format_by_suffix,
     format_module,
@@ -17,10 +18,8 @@ from weightctl.formats import (
 from weightctl.formats.base import LEVELS_KEY, SPLIT_KEYS, tied_names
 from weightctl.formats.open.directory import find_in_directory
 from weightctl.formats.open.index import (
-    KERAS_SUFFIX,
     disagreements,
     few,
-    list_keras_parts,
     merge_index,
     read_index,
     without_superseded,
@@ -47,6 +46,7 @@ from weightctl.storage.files import (
 )
 from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
+from weightctl.system.registry import load
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more
 from weightctl.weights.metadata import TEXT, MetadataValue
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 _UNRELATED = "the parts belong to different checkpoints"
 __all__ = ["is_part", "open_files", "part_name"]
 
+_JSON = ".json"
 _MANY = 1000
 _MOST_REASONS = 3
 _LONGEST_REASON = 200
@@ -144,19 +145,29 @@ def _find_files(path: str, format_name: str | None) -> PartSet:
             )
         return list_indexed_parts(read_index(path), listing)
     _require_there(path)
-    if path.endswith(KERAS_SUFFIX) and format_name in {None, "keras"}:
-        return PartSet("keras", list_keras_parts(path))
+    added = _list_added_parts(path, format_name) if path.endswith(_JSON) else None
+    if added is not None:
+        return added
     found = recognize_format(open_reader(path), format_name)
     directory, base = os.path.split(path)
     part = part_of(base)
     if part is None:
         return PartSet(found, (path,))
-    if ALL_FORMATS[found].has_index:
+    if find_format(found).has_index:
         beside = os.path.join(directory, part["stem"] + part["suffix"] + INDEX_SUFFIX)
         listed = read_index(beside) if exists(beside) else None
         if listed is not None and base in {*listed.parts, *extra_parts(listed)}:
             return list_indexed_parts(listed, found)
     return PartSet(found, tuple(os.path.join(directory, name) for name in set_of(part)))
+
+
+def _list_added_parts(path: str, format_name: str | None) -> PartSet | None:
+    """Return the files that a list in the format of a package names; None for other files."""
+    for name, line in added_formats().items():
+        is_list = line.list_suffix and path.endswith(line.list_suffix)
+        if is_list and format_name in {None, name}:
+            return PartSet(name, load(line.list_parts)(path))
+    return None
 
 
 def _require_there(path: str) -> None:
@@ -301,7 +312,7 @@ def _odd_names(parts: PartSet) -> Iterator[str]:
     odd = [
         path
         for path in parts.paths
-        if format_by_suffix(path) is not None and not has_suffix_of(path, parts.format)
+        if not has_suffix_of(path, parts.format) and format_by_suffix(path) is not None
     ]
     if odd:
         base = os.path.basename(odd[0])

@@ -1,5 +1,7 @@
 """The stream format of torch before its zip files: pickles, then the elements of the storages.
 
+The older tar files are detected here, and read by a package (`weightctl.extras.torch_tar`).
+
 Source: `_legacy_load` in `torch/serialization.py`. Elements are little-endian on all machines
 (`torch/csrc/serialization.cpp`).
 """
@@ -27,6 +29,8 @@ _MAGIC_BYTES = b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b"."
 _MAGIC_TEXT = f"L{MAGIC}L\n.".encode()
 _PROTOCOL = 1001
 _LENGTH = Struct("<q")
+# The size of a header of a tar file.
+TAR_BLOCK = 512
 
 
 class Stream(NamedTuple):
@@ -162,3 +166,33 @@ def _storage_or_class(identity: Any, roots: dict[str, Storage]) -> Any:
     if not 0 <= start <= start + length <= count:
         raise ValueError(f"a view is not inside storage {root.key}")
     return root._replace(start=start)
+
+
+def is_any_tar(head: bytes) -> bool:
+    """Whether these bytes are the start of a tar file, by the checksum of its first header."""
+    if len(head) < TAR_BLOCK:
+        return False
+    stated = _tar_number(head[148:156])
+    if stated is None:
+        return False
+    unsigned = sum(head[:148]) + 8 * ord(" ") + sum(head[156:TAR_BLOCK])
+    # Some programs summed signed bytes; Python's `tarfile` accepts these sums as well.
+    large = sum(byte > 127 for byte in head[:148] + head[156:TAR_BLOCK])
+    return stated in {unsigned, unsigned - 256 * large}
+
+
+def _tar_number(field: bytes) -> int | None:
+    """Return a number of a header as `tarfile` reads it; None if it is invalid."""
+    if field[0] in {0x80, 0xFF}:
+        number = int.from_bytes(field[1:], "big")
+        return number if field[0] == 0x80 else number - (1 << 8 * (len(field) - 1))
+    try:
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
+    except ValueError:
+        return None
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is a tar file of torch, by its first member."""
+    name = head[:100].rstrip(b"\0").removeprefix(b"./")
+    return is_any_tar(head) and name in {b"storages", b"tensors", b"pickle", b"sys_info"}

@@ -12,11 +12,18 @@ from weightctl.formats.pickles.machine import OPCODES, UnsoundPickleError, load
 from weightctl.formats.pytorch.archive import Archive, is_zip
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS, is_allowed
 from weightctl.formats.pytorch.leaves import Tree, UnsoundTreeError
-from weightctl.formats.pytorch.legacy import Stream, is_stream, nbytes_of, read_pickle, read_stream
+from weightctl.formats.pytorch.legacy import (
+    Stream,
+    is_stream,
+    is_tar,
+    nbytes_of,
+    read_pickle,
+    read_stream,
+)
 from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
-from weightctl.formats.pytorch.tar import is_tar, read_tar
 from weightctl.formats.pytorch.values import shorten_text
 from weightctl.system.collection import without_collection
+from weightctl.system.registry import load_entry_points
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.info import Header
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
     from weightctl.storage.base import Reader
     from weightctl.weights.metadata import MetadataValue
 
+# The group of entry points whose values are functions that read old forms of files.
+_FORMS = "weightctl.pytorch"
 _PICKLE = "data.pkl"
 # The bytes that a pickle of protocol 0 or 1 can begin with.
 _FIRST = b"(]})cI"
@@ -151,8 +160,10 @@ def _read(file: Reader) -> Header:
         if is_zip(file):
             return _read_zip(file)
         head = file.read(0, _HEAD)
-        reader = read_tar if is_tar(head) else read_stream if is_stream(head) else read_pickle
-        stream = reader(file.range())
+        if is_tar(head):
+            stream = _read_tar(file)
+        else:
+            stream = (read_stream if is_stream(head) else read_pickle)(file.range())
         return _header(file, stream, {}, big_endian=False)
     except UnsoundPickleError as error:
         what = "the file is truncated" if error.is_cut else "the pickle is invalid"
@@ -162,6 +173,15 @@ def _read(file: Reader) -> Header:
         raise FormatError(
             file.path, None, f"the pickle is invalid: {shorten_text(str(error))}", hint=_DAMAGED
         ) from error
+
+
+def _read_tar(file: Reader) -> Stream:
+    for name, read_form in load_entry_points(_FORMS):
+        if name == "tar":
+            stream: Stream = read_form(file.range())
+            return stream
+    text = "it is a tar file of torch, and no installed package reads it"
+    raise FormatError(file.path, None, text, hint="install weightctl again")
 
 
 def _archive(file: Reader) -> Archive:

@@ -21,9 +21,8 @@ from weightctl.formats.pickles.memory import Reference
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pickles.scan import names
 from weightctl.formats.pytorch.archive import Archive, DirectoryMember, directory_of
-from weightctl.formats.pytorch.legacy import nbytes_of
+from weightctl.formats.pytorch.legacy import is_any_tar, nbytes_of
 from weightctl.formats.pytorch.records import storage_of
-from weightctl.formats.pytorch.tar import is_any_tar
 from weightctl.formats.scanning.compressions import Unpacked, bzip2, lzma_alone, make_inflater
 from weightctl.formats.scanning.found import Scanned, unread
 from weightctl.formats.scanning.sources import EnclosedFile, Slice, as_stream

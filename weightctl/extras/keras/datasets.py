@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
+from weightctl.extras.keras.blocks import GZIP, SHUFFLE, BlockOfFile, DatasetBlocks
+from weightctl.extras.keras.walking import text_of
 from weightctl.formats.base import is_possible
-from weightctl.formats.keras.blocks import GZIP, SHUFFLE, BlockOfFile, DatasetBlocks
-from weightctl.formats.keras.walking import text_of
 from weightctl.formats.pytorch.tensors import NUMPY_ENCODINGS
 from weightctl.weights.info import Extent, Leaf, TensorInfo
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
-    from weightctl.formats.keras.pages import PagedSource
+    from weightctl.extras.keras.pages import PagedSource
 
 DAMAGED = "the file is damaged or malicious: check that the download is complete"
 _REPACK = "rewrite the file with `h5repack -f NONE -l CONTI`, a tool of HDF5"

@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.keras.datasets import DAMAGED, place_dataset
-from weightctl.formats.keras.names import name_datasets
-from weightctl.formats.keras.pages import PagedFile
-from weightctl.formats.keras.walking import text_of, walk
+from weightctl.extras.keras.datasets import DAMAGED, place_dataset
+from weightctl.extras.keras.names import name_datasets
+from weightctl.extras.keras.pages import PagedFile
+from weightctl.extras.keras.walking import text_of, walk
 from weightctl.weights.info import Header
 from weightctl.weights.metadata import MetadataValue, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.keras.pages import PagedSource
-    from weightctl.formats.keras.walking import Path
+    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.walking import Path
     from weightctl.weights.info import Extent, Leaf, TensorInfo
 
 # Attributes of the root that become metadata; other attributes describe the groups.

@@ -15,9 +15,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
+from weightctl.extras.keras.blocks import BlockOfFile, DatasetBlocks
+from weightctl.extras.keras.datasets import DAMAGED
 from weightctl.formats.base import is_possible
-from weightctl.formats.keras.blocks import BlockOfFile, DatasetBlocks
-from weightctl.formats.keras.datasets import DAMAGED
 from weightctl.system.children import (
     limit_process,
     receive_message,
@@ -30,7 +30,7 @@ from weightctl.weights.metadata import text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.keras.walking import Path
+    from weightctl.extras.keras.walking import Path
     from weightctl.storage.base import Reader
 
 # What the process sends: a kind, then the offset and number of bytes that it needs, or the number
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MESSAGE = Struct("<cQQ")
 _READ, _DONE = b"R", b"D"
 _LARGEST_READ, _LARGEST_RESULT = 1 << 24, 1 << 30
-_PROGRAM = "from weightctl.formats.keras.apart import main; main()"
+_PROGRAM = "from weightctl.extras.keras.apart import main; main()"
 # Limits of the process: seconds of processor time, and bytes of memory.
 _SECONDS, _MEMORY = 20, 1 << 32
 
@@ -98,7 +98,7 @@ class _PipedFile:
 
 def main() -> None:
     """Read the file that weightctl sends through the pipe; called in the process."""
-    from weightctl.formats.keras.structure import read_structure
+    from weightctl.extras.keras.structure import read_structure
 
     limit_process(_MEMORY, _SECONDS)
     file = _PipedFile()

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.formats import WHISPER_CPP
-from weightctl.formats.whisper_cpp import expected_encoding, is_matrix, matrix_encoding
+from weightctl.extras.whisper_cpp import WHISPER_CPP, expected_encoding, is_matrix, matrix_encoding
 from weightctl.plan.cast import cast
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.types import type_or_recipe

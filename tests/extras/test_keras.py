@@ -18,7 +18,7 @@ import pytest
 
 from weightctl import convert, open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats.keras import apart
+from weightctl.extras.keras import apart
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:

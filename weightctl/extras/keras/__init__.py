@@ -42,7 +42,7 @@ def sniff(file: Reader) -> bool:
 
 def read(file: Reader) -> Header:
     """Parse the structure of a file; raises `FormatError` if it is invalid."""
-    from weightctl.formats.keras.reading import read_archive, read_hdf5
+    from weightctl.extras.keras.reading import read_archive, read_hdf5
 
     if file.read(0, len(_HDF5)).startswith(_HDF5):
         return read_hdf5(file)

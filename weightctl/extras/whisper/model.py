@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from weightctl.errors import ArchitectureError
+from weightctl.extras.whisper.names import OUTPUT, to_openai
+from weightctl.extras.whisper_cpp import BIASES, DIMENSIONS
 from weightctl.formats.huggingface import CONFIG, config, is_config_of
-from weightctl.formats.whisper_cpp import BIASES, DIMENSIONS
 from weightctl.text.wording import join_names, pluralize
 from weightctl.translate.copies import is_same
-from weightctl.translate.whisper.names import OUTPUT, to_openai
 from weightctl.weights.derived import tensor_of
 from weightctl.weights.tree import header_of, source_of
 

@@ -11,16 +11,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, TokenizerError
-from weightctl.formats import WHISPER_CPP
+from weightctl.extras.whisper.model import NESTED, recognize_whisper
+from weightctl.extras.whisper.names import PREFIX, to_hugging_face
+from weightctl.extras.whisper_cpp import (
+    BIASES,
+    DIMENSIONS,
+    FILTERS,
+    TOKENS,
+    WHISPER_CPP,
+    matrix_encoding,
+)
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.huggingface import CONFIG, json_document
-from weightctl.formats.whisper_cpp import BIASES, DIMENSIONS, FILTERS, TOKENS, matrix_encoding
+from weightctl.plan.choices import Names
 from weightctl.plan.plan import Plan
 from weightctl.text.byte_level import from_byte_level, to_byte_level
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import open_files
-from weightctl.translate.whisper.model import NESTED, recognize_whisper
-from weightctl.translate.whisper.names import PREFIX, to_hugging_face
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.metadata import TEXT, MetadataValue, text
 from weightctl.weights.steps.reshaped import WithAxis, WithoutAxis
@@ -32,8 +39,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.extras.whisper.model import WhisperConvention, WhisperModel
     from weightctl.translate.tokenizer.files import TokenizerFiles
-    from weightctl.translate.whisper.model import WhisperConvention, WhisperModel
     from weightctl.weights.derived import ReadableTensor
 
 _TIKTOKEN = ("multilingual.tiktoken", "gpt2.tiktoken")
@@ -58,6 +65,18 @@ _NO_SETTINGS = (
     "special tokens of the tokenizer are not written: copy the file and the tokenizer from the "
     "original model"
 )
+
+
+def plan_layout(
+    weights: Checkpoint, format_name: str, names: Names, *, is_model: bool
+) -> Plan | None:
+    """Return the plan for a Whisper model whose names change; None for any other plan."""
+    is_asked = format_name == WHISPER_CPP or names is Names.OPENAI
+    is_openai = DIMENSIONS[0] in header_of(weights).metadata
+    if names in {Names.KEEP, Names.GGUF} or not (is_asked or is_openai):
+        return None
+    wanted: dict[Names, WhisperConvention] = {Names.HF: "hugging_face", Names.OPENAI: "openai"}
+    return plan_whisper(weights, format_name, wanted.get(names), is_model=is_model)
 
 
 def plan_whisper(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.pickles.machine import UnsoundPickleError, load
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
-from weightctl.formats.pytorch.legacy import Stream, nbytes_of, no_storage, require_whole
+from weightctl.formats.pytorch.legacy import (
+    TAR_BLOCK,
+    Stream,
+    is_any_tar,
+    nbytes_of,
+    no_storage,
+    require_whole,
+)
 from weightctl.formats.pytorch.records import Storage, TensorRecord, key_of, storage_of
 from weightctl.text.untyped import is_list, is_tuple
 
@@ -23,46 +30,15 @@ if TYPE_CHECKING:
 _LENGTH = Struct("<q")
 _RANK = Struct("<ii")
 _MAX_DIMENSIONS = 64
-_BLOCK = 512
 # The types of regular files and directories.
 _PLAIN = {b"0", b"\0", b"5"}
-
-
-def is_any_tar(head: bytes) -> bool:
-    """Whether these bytes are the start of a tar file, by the checksum of its first header."""
-    if len(head) < _BLOCK:
-        return False
-    stated = _number_of(head[148:156])
-    if stated is None:
-        return False
-    unsigned = sum(head[:148]) + 8 * ord(" ") + sum(head[156:_BLOCK])
-    # Some programs summed signed bytes; Python's `tarfile` accepts these sums as well.
-    large = sum(byte > 127 for byte in head[:148] + head[156:_BLOCK])
-    return stated in {unsigned, unsigned - 256 * large}
-
-
-def _number_of(field: bytes) -> int | None:
-    """Return a number of a header as `tarfile` reads it; None if it is invalid."""
-    if field[0] in {0x80, 0xFF}:
-        number = int.from_bytes(field[1:], "big")
-        return number if field[0] == 0x80 else number - (1 << 8 * (len(field) - 1))
-    try:
-        return int(field.partition(b"\0")[0].strip() or b"0", 8)
-    except ValueError:
-        return None
-
-
-def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is a tar file of torch, by its first member."""
-    name = head[:100].rstrip(b"\0").removeprefix(b"./")
-    return is_any_tar(head) and name in {b"storages", b"tensors", b"pickle", b"sys_info"}
 
 
 def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
     """Return the offset and size of each member of a tar file."""
     members: dict[str, tuple[int, int]] = {}
     at = 0
-    while len(head := whole.read(at, _BLOCK)) == _BLOCK and head[0]:
+    while len(head := whole.read(at, TAR_BLOCK)) == TAR_BLOCK and head[0]:
         name = head[:100].rstrip(b"\0").removeprefix(b"./").decode("latin-1")
         digits = head[124:136].strip(b"\0 ")
         if not digits or digits.strip(b"01234567"):
@@ -76,8 +52,8 @@ def _members(whole: ByteRange) -> dict[str, tuple[int, int]]:
             )
         if name in members:
             raise UnsoundPickleError(at, f"the tar file has two members named {name!r}")
-        members[name] = (at + _BLOCK, size)
-        at += _BLOCK + size + -size % _BLOCK
+        members[name] = (at + TAR_BLOCK, size)
+        at += TAR_BLOCK + size + -size % TAR_BLOCK
     for name in ("storages", "tensors", "pickle"):
         if name in members:
             require_whole(whole, sum(members[name]))

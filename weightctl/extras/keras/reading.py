@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.keras.apart import read_apart
-from weightctl.formats.keras.names import names_of_config
+from weightctl.extras.keras.apart import read_apart
+from weightctl.extras.keras.names import names_of_config
 from weightctl.formats.pytorch.archive import Archive
 from weightctl.formats.read_only import require_package
 from weightctl.formats.training.slices import FileSlice
@@ -17,7 +17,7 @@ from weightctl.weights.metadata import text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.keras.walking import Path
+    from weightctl.extras.keras.walking import Path
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
 

@@ -13,14 +13,14 @@ from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.keras.walking import Path, text_of
+from weightctl.extras.keras.walking import Path, text_of
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.formats.keras.pages import PagedSource
-    from weightctl.formats.keras.walking import FoundDatasets
+    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.walking import FoundDatasets
 
 _LAYERS, _WEIGHTS, _MODEL = "layer_names", "weight_names", "model_weights"
 _DEEPEST = 50

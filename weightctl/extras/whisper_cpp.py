@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS, encoding_by_id
 from weightctl.errors import ConversionError, FormatError
-from weightctl.formats import WHISPER_CPP
 from weightctl.formats.base import NO_METADATA, Layout, is_possible, is_text
 from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from weightctl.formats.base import Part
     from weightctl.storage.base import Reader
 
+WHISPER_CPP = "whisper.cpp"
 MAGIC = 0x67676D6C
 # The sizes of a model in the order of the file, by their keys in OpenAI's checkpoints.
 DIMENSIONS = tuple(

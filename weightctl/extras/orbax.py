@@ -47,6 +47,12 @@ class _StatedArrays(NamedTuple):
     has_all_chunks: bool
 
 
+def open_directory(path: str, names: Sequence[str]) -> ArraySource | None:
+    """Open a directory with the files `names`, or the step that it is; None if it has no arrays."""
+    place = path if _METADATA in names else find_item(path, names)
+    return None if place is None else open_orbax(place)
+
+
 def open_orbax(directory: str) -> ArraySource:
     """Open the checkpoint in a directory with `_METADATA`.
 

@@ -1,0 +1,163 @@
+"""Formats of packages that are found by their entry points."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from weightctl import convert, open_weights
+from weightctl.errors import ConversionError
+from weightctl.formats import added_formats, list_formats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from commands import Completed
+
+PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+WEIGHTCTL = ("whisper.cpp", "npz", "keras")
+
+
+def install(folder: Path, module: str, code: str, *entries: str) -> None:
+    """Put a package with a module and entry points in a folder, as pip does."""
+    (folder / f"{module}.py").write_text(code)
+    described = folder / f"{module}-1.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (described / "entry_points.txt").write_text("\n".join(entries) + "\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path, None, None]:
+    """A folder in which a test installs packages."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    added_formats.cache_clear()
+    yield folder
+    added_formats.cache_clear()
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def raw(site: Path) -> Path:
+    """The package that docs/contributing.md shows."""
+    page = PAGE.read_text("utf-8")
+    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    (group, entry) = re.findall(r'\n\[project\.entry-points\."(.+)"\]\n(raw = .+)\n', page)[0]
+    install(site, "raw_format", code, f"[{group}]", entry.replace('"', ""))
+    return site
+
+
+@pytest.mark.usefixtures("raw")
+def test_a_package_adds_a_format(
+    weightctl: Callable[..., Completed], tiny_llama: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.raw"
+    done = weightctl("convert", tiny_llama, path, "--dtype", "f32")
+    assert done.returncode == 0, done.stderr
+    listed = weightctl("ls", path, "--flat")
+    assert "model.norm.weight" in listed.stdout
+    expected = open_weights(tiny_llama)
+    found = open_weights(path)
+    assert found.header.format == "raw"
+    assert set(found.header.tensors) == set(expected.header.tensors)
+    for name in found.header.tensors:
+        stored = found[name].data().to_numpy()
+        assert np.array_equal(stored, expected[name].data().astype("float32").to_numpy())
+    convert(path, tmp_path / "back.safetensors")
+    back = open_weights(tmp_path / "back.safetensors")
+    assert np.array_equal(back["model.norm.weight"], found["model.norm.weight"])
+
+
+@pytest.mark.usefixtures("raw")
+def test_the_page_shows_how_a_file_of_a_package_is_listed(
+    weightctl: Callable[..., Completed], tmp_path: Path
+) -> None:
+    tensors = {"embed": np.zeros((4, 8), np.float32), "norm": np.ones(8, np.float32)}
+    convert(tensors, tmp_path / "model.raw")
+    found = re.search(r"\$ weightctl ls model\.raw\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert found
+    assert weightctl("ls", "model.raw", cwd=tmp_path).stdout == found[1]
+
+
+def test_a_format_of_a_package_is_listed_as_the_others_are(
+    raw: Path,
+    weightctl: Callable[..., Completed],
+    weightctl_process: Callable[..., Completed],
+    tiny_llama: Path,
+    tmp_path: Path,
+) -> None:
+    assert list(list_formats()) == [
+        "safetensors", "gguf", "pytorch", "whisper.cpp", "raw", "dcp", "npz", "keras",
+    ]  # fmt: skip
+    # A process of its own, because this one may have made the page already.
+    path = os.pathsep.join([str(raw), os.environ.get("PYTHONPATH", "")])
+    page = weightctl_process("convert", "--help", PYTHONPATH=path).stdout
+    assert "whisper.cpp, raw or dcp" in " ".join(page.split())
+    refused = weightctl("convert", tiny_llama, tmp_path / "model.raw")
+    assert "is not F32" in refused.stderr
+    refused = weightctl("ls", tiny_llama, "--from", "raw")
+    assert "has no raw file" in refused.stderr
+
+
+@pytest.mark.usefixtures("raw")
+def test_a_format_of_a_package_is_found_in_a_directory(tiny_llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    convert(tiny_llama, tmp_path / "model.raw", dtype="f32")
+    # The name does not matter where nothing else has weights.
+    (tmp_path / "model.raw").rename(folder / "weights.model")
+    (folder / "config.json").write_text("{}")
+    found = open_weights(folder).header
+    assert found.format == "raw"
+    convert(tiny_llama, folder / "model.raw", dtype="f32")
+    convert(tiny_llama, folder / "model.safetensors")
+    note = f"{folder} contains safetensors and raw checkpoints; safetensors is read"
+    assert note in open_weights(folder).header.notes
+    assert open_weights(folder / "model.raw", "raw").header.format == "raw"
+
+
+NO_TABLE = "the entry point `odd` of the group weightctl.formats is not a table of formats"
+KNOWN = "from weightctl.formats import FormatLine\nFORMATS = {'%s': FormatLine('odd', ('.odd',))}"
+
+
+@pytest.mark.parametrize(
+    ("code", "match"),
+    [
+        ("FORMATS = ['odd']", NO_TABLE),
+        ("FORMATS = {'odd': ('odd', '.odd')}", NO_TABLE),
+        (KNOWN % "gguf", "adds the format `gguf`, which exists already"),
+        (KNOWN % "npz", "adds the format `npz`, which exists already"),
+        ("FORMAT = {}", "the entry point `odd` .* cannot be imported: .*FORMATS"),
+        ("import what_no_one_has", "cannot be imported: No module named 'what_no_one_has'"),
+    ],
+)
+def test_a_package_with_an_error_is_named(site: Path, code: str, match: str) -> None:
+    install(site, "odd", code, "[weightctl.formats]", "odd = odd:FORMATS")
+    with pytest.raises(ConversionError, match=match):
+        list_formats()
+
+
+def test_files_in_the_formats_of_weightctl_need_no_package(site: Path, tiny_llama: Path) -> None:
+    install(site, "odd", "FORMATS = 1", "[weightctl.formats]", "odd = odd:FORMATS")
+    assert open_weights(tiny_llama).header.format == "safetensors"
+    # Such files are usual beside weights.
+    beside = site / "model"
+    beside.mkdir()
+    for path in tiny_llama.iterdir():
+        (beside / path.name).write_bytes(path.read_bytes())
+    for name in ("tokenizer.model", "LICENSE", "LICENSE.txt", ".gitattributes", "README.md"):
+        (beside / name).write_text("text")
+    assert open_weights(beside).header.format == "safetensors"
+
+
+def test_weightctl_has_formats_that_are_found_as_those_of_packages() -> None:
+    assert tuple(added_formats()) == WEIGHTCTL
