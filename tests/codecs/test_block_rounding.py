@@ -14,13 +14,23 @@ from weightctl.codecs import transcode
 from weightctl.codecs.loss import sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active, block_rounder, levels, pair_packer
-from weightctl.schemes import encoding
-from weightctl.schemes.encoding import packing
-from weightctl.schemes.encoding.compiled import find_magnitude, round_in_one_pass
+from weightctl.schemes.arrays import packing
+from weightctl.schemes.arrays.compiled import find_magnitude, round_in_one_pass
+from weightctl.schemes.arrays.rounding import (
+    Affine,
+    Biased,
+    Coded,
+    Float8,
+    Microscaled4,
+    Microscaled8,
+    RowScaled,
+    Symmetric,
+)
+from weightctl.schemes.layout import Packing
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
-    from weightctl.schemes.encoding.rounding import Rounding
+    from weightctl.schemes.arrays.rounding import Rounding
 
 pytestmark = pytest.mark.skipif(active() is None, reason="there are no kernels, or they are off")
 
@@ -51,20 +61,20 @@ NF4 = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 CASES = {
-    "FP8": Case(lambda _: encoding.Float8(0, 0, "BF16"), WIDTHS + ODD_WIDTHS),
-    "FP8_DYNAMIC": Case(lambda width: encoding.Float8(1, width, "F16"), WIDTHS + ODD_WIDTHS),
-    "FP8_BLOCK": Case(lambda _: encoding.Float8(128, 128, "F32"), WIDTHS + ODD_WIDTHS),
-    "MXFP8": Case(lambda _: encoding.Microscaled8(32)),
-    "MXFP4": Case(lambda _: encoding.Microscaled4(32)),
-    "NVFP4": Case(lambda _: encoding.Microscaled4(16, is_nvidia=True)),
-    "INT8": Case(lambda _: encoding.RowScaled(), WIDTHS + ODD_WIDTHS),
-    "NF4": Case(lambda _: encoding.Coded(NF4), WIDTHS + ODD_WIDTHS),
-    "W4A16": Case(lambda _: encoding.Symmetric(4, 32, "BF16")),
-    "W8A16": Case(lambda _: encoding.Symmetric(8, 32, "F16")),
-    "AWQ": Case(lambda _: encoding.Affine(4, 32, "F16")),
-    "W8A16:asym": Case(lambda _: encoding.Affine(8, 32, "F32")),
-    "MLX-4bit": Case(lambda _: encoding.Biased(4, 32, "BF16")),
-    "MLX-8bit": Case(lambda _: encoding.Biased(8, 32, "F16")),
+    "FP8": Case(lambda _: Float8(0, 0, "BF16"), WIDTHS + ODD_WIDTHS),
+    "FP8_DYNAMIC": Case(lambda width: Float8(1, width, "F16"), WIDTHS + ODD_WIDTHS),
+    "FP8_BLOCK": Case(lambda _: Float8(128, 128, "F32"), WIDTHS + ODD_WIDTHS),
+    "MXFP8": Case(lambda _: Microscaled8(32)),
+    "MXFP4": Case(lambda _: Microscaled4(32)),
+    "NVFP4": Case(lambda _: Microscaled4(16, is_nvidia=True)),
+    "INT8": Case(lambda _: RowScaled(), WIDTHS + ODD_WIDTHS),
+    "NF4": Case(lambda _: Coded(NF4), WIDTHS + ODD_WIDTHS),
+    "W4A16": Case(lambda _: Symmetric(4, 32, "BF16")),
+    "W8A16": Case(lambda _: Symmetric(8, 32, "F16")),
+    "AWQ": Case(lambda _: Affine(4, 32, "F16")),
+    "W8A16:asym": Case(lambda _: Affine(8, 32, "F32")),
+    "MLX-4bit": Case(lambda _: Biased(4, 32, "BF16")),
+    "MLX-8bit": Case(lambda _: Biased(8, 32, "F16")),
 }
 each_case = each("case", CASES)
 
@@ -210,10 +220,10 @@ def test_words_of_codes_become_rows_as_in_numpy(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = np.random.default_rng(0).integers(0, 16, shape, np.uint8)
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    found = encoding.pack_row_groups(codes, order), encoding.pack_transposed(codes, 4)
+    ways = Packing(4, 32, order=(0, 2, 4, 6, 1, 3, 5, 7)), Packing(4, 32, axis=0)
+    found = [packing.pack_table(codes, way, transposed=True) for way in ways]
     monkeypatch.setattr(packing, "pair_packer", lambda: None)
-    wanted = encoding.pack_row_groups(codes, order), encoding.pack_transposed(codes, 4)
+    wanted = [packing.pack_table(codes, way, transposed=True) for way in ways]
     for made, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(made, other)
 

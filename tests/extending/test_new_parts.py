@@ -312,7 +312,6 @@ def test_an_operation_is_its_functions_and_three_lines(extended: ExtendedPackage
 SCHEME_MODULE = '''
 """Tiny: bytes, and float32 steps of their blocks."""
 
-from weightctl.schemes import decoding
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.naming import LogicalWeight, NameEndings
 from weightctl.schemes.scheme import Scheme
@@ -323,13 +322,16 @@ def infer(candidate):
 
 
 def decode(stored):
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
     grid = stored.grid(stored.shape, stored.scales.shape)
-    values = decoding.Scaled(numbers=stored.plain(0), scales=stored.per_block(1, grid))
-    return decoding.Decoding(stored.shape, values)
+    values = Scaled(numbers=stored.plain(0), scales=stored.per_block(1, grid))
+    return Decoding(stored.shape, values)
 
 
 SCHEME = Scheme(
     label="Tiny {bits}-bit",
+    summary="bytes, with steps",
     names=(NameEndings(".tiny_steps", ".tiny", ".weight", ("I8",)),),
     infer=infer, decode=decode, cut=cut_upright,
 )

@@ -20,7 +20,7 @@ from weightctl.plan.scheme_decisions import Decision
 from weightctl.plan.scheme_names import find_scheme
 from weightctl.plan.scheme_scaling import scale_activations
 from weightctl.plan.scheme_weights import SchemeSearch, find_searches
-from weightctl.schemes.encoding import ActivationScale, DividedNorm
+from weightctl.schemes.arrays.activation import ActivationScale, DividedNorm
 from weightctl.translate.plans import plan_of
 from weightctl.weights import TensorInfo
 from weightctl.weights.steps.numbers import numbers_of

@@ -15,8 +15,8 @@ import weightctl
 from lazy import load_file, torch
 from packers import NAME, gguf_with, plan_of
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.encoding import Affine, Biased, Symmetric, can_repack
-from weightctl.schemes.encoding.repacking import repack
+from weightctl.schemes.arrays.blocks import can_repack, repack
+from weightctl.schemes.arrays.rounding import Affine, Biased, Symmetric
 from weightctl.weights.derived import DerivedTensor
 from written_models import convert, values_in
 

@@ -13,7 +13,7 @@ from importances import imatrix_dat
 from small_models import qwen3moe
 from weightctl import convert as convert_any
 from weightctl.errors import ConversionError
-from weightctl.schemes.encoding import (
+from weightctl.schemes.arrays.rounding import (
     Affine,
     Biased,
     Coded,
@@ -23,7 +23,7 @@ from weightctl.schemes.encoding import (
     RowScaled,
     Symmetric,
 )
-from weightctl.schemes.encoding.search import find_block, find_ratio, search_codes
+from weightctl.schemes.arrays.search import find_block, find_ratio, search_codes
 from written_models import convert, small_llama, values_in
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from weightctl.system.registry import load
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from weightctl.schemes.written import WrittenScheme
+    from weightctl.schemes.scheme import WrittenScheme
 
 FP8 = torch.float8_e4m3fn
 COMPRESSED = {

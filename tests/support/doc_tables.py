@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import import_module
 from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
@@ -394,11 +393,9 @@ def _role(line: RecipeLine) -> str:
 def _list_schemes() -> str:
     rows = []
     for name, line in SCHEMES.items():
-        module = import_module(line.record.partition(":")[0])
         scheme = load(line.record)
-        about = cleandoc(module.__doc__ or "").partition("\n\n")[0]
         decoded, cut = ("yes" if each else "no" for each in (scheme.decode, scheme.cut))
-        rows.append([_code(name), _sentence(about), decoded, cut])
+        rows.append([_code(name), _sentence(scheme.summary), decoded, cut])
     return _table(("scheme", "how weights are stored", "can be decoded", "can be sharded"), rows)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.dtype import Encoding
-    from weightctl.schemes.written import SchemeChoice
+    from weightctl.schemes.scheme import SchemeChoice
 
 DEFAULT_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 # The default types for rows that are not multiples of 256. llama.cpp's substitutes for K-quants do

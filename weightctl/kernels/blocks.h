@@ -1,6 +1,6 @@
 /* Rounding of blocks to the codes of serving engines: their extremes, and codes for given scales.
 
-   The operations are those of weightctl/schemes/encoding, in the same order. Values that are not
+   The operations are those of weightctl/schemes/arrays, in the same order. Values that are not
    finite give any codes, and sums that are not finite. */
 #ifndef WEIGHTCTL_BLOCKS_H
 #define WEIGHTCTL_BLOCKS_H

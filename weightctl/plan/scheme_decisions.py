@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.plan.plan import Item, Plan
     from weightctl.plan.scheme_names import SchemeRecipe
-    from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
-    from weightctl.schemes.written import SchemeChoice, WrittenScheme
+    from weightctl.schemes.arrays.trees import ScaledBlocks
+    from weightctl.schemes.scheme import SchemeChoice, WrittenScheme
 
 # The encoding of scales in blocks of GGUF.
 HALF = ENCODINGS["F16"]
@@ -67,7 +67,7 @@ def find_exact(plan: Plan, decisions: Sequence[Decision]) -> list[Decision]:
     scale of the whole weight are taken if all these weights have the same scale; they are exact if
     the scheme uses that scale in the same way, or if this changes no value.
     """
-    from weightctl.schemes.encoding import can_repack
+    from weightctl.schemes.arrays.blocks import can_repack
 
     rounded: set[str] = set()
     scaled: dict[str, tuple[ScaledBlocks, bool]] = {}
@@ -106,8 +106,8 @@ def _find_scaled(scheme: WrittenScheme, stored: StoredTensor) -> tuple[ScaledBlo
     """
     if scheme.encode_with is None or stored.info.encoding.name != "F32":
         return None
-    from weightctl.schemes.decoding.scaled_blocks import find_scaled_blocks
-    from weightctl.schemes.decoding.whole_scales import ScaleUse
+    from weightctl.schemes.arrays.trees import find_scaled_blocks
+    from weightctl.schemes.arrays.values import ScaleUse
 
     found = find_scaled_blocks(stored)
     if found is None or found.whole.values.size != 1:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterator, Sequence
 
-    from weightctl.schemes.written import SchemeChoice, WrittenScheme
+    from weightctl.schemes.scheme import SchemeChoice, WrittenScheme
 
 _FORM = (
     "write default = 'W4A16', then [types] with lines like 'lm_head' = 'W4A16' or "
@@ -114,7 +114,7 @@ def _choose(scheme: WrittenScheme, options: str, written: str) -> SchemeChoice:
                 f"`{written}`: {scheme.name} does not have the option `{option}`",
                 hint=_describe_options(scheme),
             )
-    from weightctl.schemes.written import SchemeChoice
+    from weightctl.schemes.scheme import SchemeChoice
 
     return SchemeChoice(scheme, made)
 

@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Described, Plan
     from weightctl.plan.scheme_decisions import Decision
     from weightctl.plan.scheme_names import SchemeRecipe
-    from weightctl.schemes.encoding import (
-        ActivationScale,
-        Consumer,
-        ScaleSearch,
-        WeightEncoding,
-    )
+    from weightctl.schemes.arrays.activation import ActivationScale, Consumer
+    from weightctl.schemes.arrays.search import ScaleSearch
+    from weightctl.schemes.layout import WeightEncoding
     from weightctl.weights.derived import ReadableTensor
 
 _IN_LAYER = re.compile(r"^blk\.(\d+)\.(.+)$")
@@ -162,7 +159,7 @@ class _Finder:
 
     def _consumers(self, layer: _Layer, names: tuple[str, ...]) -> list[Consumer]:
         """Return weights that share inputs; nothing unless all are rounded with importance."""
-        from weightctl.schemes.encoding import Consumer
+        from weightctl.schemes.arrays.activation import Consumer
 
         found: list[Consumer] = []
         for each in layer.find_rounded(*names) or ():
@@ -175,7 +172,7 @@ class _Finder:
         return found
 
     def _scale_after_norm(self, layer: _Layer, norm: str, names: tuple[str, ...]) -> None:
-        from weightctl.schemes.encoding import ActivationScale
+        from weightctl.schemes.arrays.activation import ActivationScale
 
         weight = layer.parts.get(f"{norm}.weight")
         consumers = self._consumers(layer, names)
@@ -195,7 +192,7 @@ class _Finder:
     def _scale_after_rows(
         self, layer: _Layer, rows: str, columns: str, heads: int, size: int
     ) -> None:
-        from weightctl.schemes.encoding import ActivationScale, SharedInputs
+        from weightctl.schemes.arrays.activation import ActivationScale, SharedInputs
 
         consumers = self._consumers(layer, (columns,))
         producer = layer.find_rounded(rows)
@@ -211,7 +208,7 @@ class _Finder:
 
     def list_tensors(self, layer: _Layer) -> Iterator[tuple[str, ReadableTensor]]:
         """Yield the scaled tensors of a layer by their names."""
-        from weightctl.schemes.encoding import DividedNorm, ScaledTensor
+        from weightctl.schemes.arrays.activation import DividedNorm, ScaledTensor
 
         for role, each in layer.parts.items():
             stored = StoredTensor(self._plan.source, each.item.source.name)
@@ -225,7 +222,8 @@ class _Finder:
 
     def list_searches(self, layer: _Layer) -> Iterator[tuple[str, ScaleSearch]]:
         """Yield the searches for the weights of a layer whose columns are scaled."""
-        from weightctl.schemes.encoding import ScaledImportance, ScaleSearch
+        from weightctl.schemes.arrays.activation import ScaledImportance
+        from weightctl.schemes.arrays.search import ScaleSearch
 
         for role, scale in layer.columns.items():
             name = layer.parts[role].item.info.name

@@ -22,8 +22,8 @@ from weightctl.plan.scheme_decisions import (
     find_exact,
 )
 from weightctl.plan.scheme_scaling import scale_activations
+from weightctl.schemes.compressed_tensors import describe_mixture
 from weightctl.schemes.settings import without_settings
-from weightctl.schemes.written import describe_mixture
 from weightctl.system.registry import load
 from weightctl.text.wording import list_first, pluralize
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from weightctl.plan.scheme_names import SchemeRecipe
     from weightctl.plan.scheme_scaling import ScaledTensors
     from weightctl.plan.type_rules import TypeRule
-    from weightctl.schemes.encoding import EncodedWeight, ScaleSearch, WeightEncoding
-    from weightctl.schemes.written import SchemeChoice, WrittenScheme
+    from weightctl.schemes.arrays.search import ScaleSearch
+    from weightctl.schemes.arrays.weight import EncodedWeight
+    from weightctl.schemes.layout import WeightEncoding
+    from weightctl.schemes.scheme import SchemeChoice, WrittenScheme
     from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
@@ -71,7 +73,7 @@ def find_searches(
     """
     if search is None:
         return {}, []
-    from weightctl.schemes.encoding import ScaleSearch
+    from weightctl.schemes.arrays.search import ScaleSearch
 
     rounded = [each.item for each in decisions if each.is_quantized and not each.is_exact]
     made = {item.info.name: ScaleSearch(item.info.row) for item in rounded}
@@ -104,7 +106,7 @@ def _find_importance(
 
 def _find_entry(item: Item, importance: Importance, names: Mapping[str, str]) -> ScaleSearch | None:
     stored = item.stored.name
-    from weightctl.schemes.encoding import ScaleSearch
+    from weightctl.schemes.arrays.search import ScaleSearch
 
     for name in (item.info.name, names.get(item.info.name), names.get(stored), stored):
         values = importance.values.get(name or "")
@@ -450,7 +452,8 @@ def _encode_weights(
     zero_nonfinite: bool,
 ) -> Iterator[EncodedWeight]:
     """Yield the quantized weights, with a common scale for weights that engines join."""
-    from weightctl.schemes.encoding import BandCache, EncodedWeight, SharedPeak
+    from weightctl.schemes.arrays.peaks import SharedPeak
+    from weightctl.schemes.arrays.weight import BandCache, EncodedWeight
 
     sources: dict[str, ReadableTensor] = {}
     joined: dict[str, list[ReadableTensor]] = {}
@@ -575,7 +578,7 @@ def _exchange_axes(source: Source, name: str, new_name: str) -> ReadableTensor:
     scheme are taken in place of their values. Raises `ConversionError` for stored blocks, which
     cannot be transposed.
     """
-    from weightctl.schemes.decoding.scaled_blocks import find_swapped_blocks
+    from weightctl.schemes.arrays.trees import find_swapped_blocks
 
     whole: ReadableTensor = StoredTensor(source, name)
     blocks = find_swapped_blocks(whole)

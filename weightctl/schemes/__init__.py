@@ -1,9 +1,10 @@
 """Weights that are stored in several tensors: packed values, scales, zero points.
 
-A scheme is a module here, with its record as `SCHEME`, and a line in `SCHEMES`. No other code names
-a scheme: `matching` finds weights in headers, `decoding` computes values, `cutting` cuts tensors.
-A scheme that weightctl also writes has a further record, and a line in `WRITTEN`; `encoding` rounds
-and packs.
+A scheme is a module here, or a part of that of schemes with the same layout, with a record and a
+line in `SCHEMES`. No other code names a scheme: `matching` finds weights in headers, `cutting` cuts
+tensors, and `arrays` computes values. A scheme that weightctl also writes has a further record, and
+a line in `WRITTEN`; `arrays` then rounds values, and packs them as the module describes. Modules
+other than those of `arrays` are read without NumPy.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ SCHEMES: dict[str, SchemeLine] = {
     "awq": SchemeLine("weightctl.schemes.awq:SCHEME", (".scales",)),
     "compressed_tensors": SchemeLine("weightctl.schemes.compressed_tensors:SCHEME", ("_scale",)),
     "mlx": SchemeLine("weightctl.schemes.mlx:SCHEME", (".scales",)),
-    "gpt_oss": SchemeLine("weightctl.schemes.gpt_oss:SCHEME", (".scales", "_scales")),
-    "mxfp4": SchemeLine("weightctl.schemes.mxfp4:SCHEME", _SCALED),
-    "mxfp6": SchemeLine("weightctl.schemes.mxfp6:SCHEME", _SCALED),
-    "mxfp8": SchemeLine("weightctl.schemes.mxfp8:SCHEME", _SCALED),
+    "gpt_oss": SchemeLine("weightctl.schemes.microscaled:GPT_OSS_SCHEME", (".scales", "_scales")),
+    "mxfp4": SchemeLine("weightctl.schemes.microscaled:MXFP4_SCHEME", _SCALED),
+    "mxfp6": SchemeLine("weightctl.schemes.microscaled:MXFP6_SCHEME", _SCALED),
+    "mxfp8": SchemeLine("weightctl.schemes.microscaled:MXFP8_SCHEME", _SCALED),
     "nvfp4": SchemeLine("weightctl.schemes.nvfp4:SCHEME", _SCALED),
-    "ggml_nvfp4": SchemeLine("weightctl.schemes.ggml_nvfp4:SCHEME", (".scale",)),
-    "modelopt": SchemeLine("weightctl.schemes.modelopt:SCHEME", _SCALED),
-    "bitnet": SchemeLine("weightctl.schemes.bitnet:SCHEME", _SCALED),
-    "llm_int8": SchemeLine("weightctl.schemes.llm_int8:SCHEME", (".SCB",)),
+    "ggml_nvfp4": SchemeLine("weightctl.schemes.nvfp4:GGML_SCHEME", (".scale",)),
+    "modelopt": SchemeLine("weightctl.schemes.scaled:MODELOPT", _SCALED),
+    "bitnet": SchemeLine("weightctl.schemes.scaled:BITNET", _SCALED),
+    "llm_int8": SchemeLine("weightctl.schemes.bitsandbytes:LLM_INT8", (".SCB",)),
     "bitsandbytes": SchemeLine("weightctl.schemes.bitsandbytes:SCHEME", (".weight.absmax",)),
-    "quanto": SchemeLine("weightctl.schemes.quanto:SCHEME", ("_scale",)),
-    "hqq": SchemeLine("weightctl.schemes.hqq:SCHEME", (".scale",)),
-    "exl2": SchemeLine("weightctl.schemes.exl2:SCHEME", ("_scale",)),
-    "exl3": SchemeLine("weightctl.schemes.exl3:SCHEME", (".suh",)),
+    "quanto": SchemeLine("weightctl.schemes.unread:QUANTO", ("_scale",)),
+    "hqq": SchemeLine("weightctl.schemes.unread:HQQ", (".scale",)),
+    "exl2": SchemeLine("weightctl.schemes.unread:EXL2", ("_scale",)),
+    "exl3": SchemeLine("weightctl.schemes.unread:EXL3", (".suh",)),
     "scaled": SchemeLine("weightctl.schemes.scaled:SCHEME", _SCALED),
 }
 
@@ -53,12 +54,12 @@ WRITTEN: dict[str, str] = {
     "FP8": "weightctl.schemes.scaled:FP8",
     "FP8_DYNAMIC": "weightctl.schemes.scaled:FP8_DYNAMIC",
     "FP8_BLOCK": "weightctl.schemes.scaled:FP8_BLOCK",
-    "MXFP8": "weightctl.schemes.mxfp8:MXFP8",
+    "MXFP8": "weightctl.schemes.microscaled:MXFP8",
     "W8A16": "weightctl.schemes.compressed_tensors:W8A16",
     "W4A16": "weightctl.schemes.compressed_tensors:W4A16",
     "NVFP4A16": "weightctl.schemes.nvfp4:NVFP4A16",
     "NVFP4": "weightctl.schemes.nvfp4:NVFP4",
-    "MXFP4": "weightctl.schemes.mxfp4:MXFP4",
+    "MXFP4": "weightctl.schemes.microscaled:MXFP4",
     "GPTQ": "weightctl.schemes.gptq:GPTQ",
     "GPTQ-8bit": "weightctl.schemes.gptq:GPTQ_8BIT",
     "AWQ": "weightctl.schemes.awq:AWQ",
@@ -66,5 +67,5 @@ WRITTEN: dict[str, str] = {
     "MLX-8bit": "weightctl.schemes.mlx:MLX_8BIT",
     "MLX-mxfp4": "weightctl.schemes.mlx:MLX_MXFP4",
     "BNB-NF4": "weightctl.schemes.bitsandbytes:BNB_NF4",
-    "BNB-INT8": "weightctl.schemes.llm_int8:BNB_INT8",
+    "BNB-INT8": "weightctl.schemes.bitsandbytes:BNB_INT8",
 }

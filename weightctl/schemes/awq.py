@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
+from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import (
     BITS,
     QWEIGHT,
@@ -14,24 +15,20 @@ from weightctl.schemes.naming import (
     divide_exactly,
     tiles,
 )
-from weightctl.schemes.scheme import Scheme
-from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.scheme import GROUPS, Scheme, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.cutting import Axes
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.naming import Candidate
 
 _FAST = NameEndings(".scales", ".qweight", ".weight", ("I16",), (".scaled_zeros",))
-# The columns of the values in a word, in the order of AutoAWQ's kernels.
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# Along the outputs; the columns of the values in a word are in the order of AutoAWQ's kernels.
+_PACKING = Packing(4, 32, order=(0, 2, 4, 6, 1, 3, 5, 7))
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -76,6 +73,9 @@ def _make_weight(shape: tuple[int, ...], bits: int) -> LogicalWeight | None:
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode a weight in the GEMM or the GEMV layout."""
+    from weightctl.schemes.arrays.tables import PerBlock
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
     stored.refuse_others(".qzeros")
     place = stored.find(".qzeros")
     if stored.bits != 4 or place is None:
@@ -83,30 +83,32 @@ def _decode(stored: SchemeTensors) -> Decoding:
     (outputs, inputs), counts = stored.shape, stored.scales.shape
     if stored.numbers.shape[0] != inputs or stored.numbers.shape[1] >= counts[1]:
         return _decode_vector(stored, place)
-    layout = decoding.PackingLayout(4, 32, order=_ORDER)
     grid = stored.grid((inputs, outputs), counts, -2)
-    values = decoding.Scaled(
-        numbers=stored.pack_numbers(0, layout, 1, (inputs, outputs)),
+    values = Scaled(
+        numbers=stored.pack_numbers(0, _PACKING, (inputs, outputs)),
         scales=stored.per_block(1, grid),
-        zeros=decoding.PerBlock(stored.pack_numbers(place, layout, 1, grid.table), grid),
+        zeros=PerBlock(stored.pack_numbers(place, _PACKING, grid.table), grid),
     )
-    return decoding.Decoding(stored.shape, values, transposed=True, bits=4, middle=8)
+    return Decoding(stored.shape, values, transposed=True, bits=4, middle=8)
 
 
 def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
-    layout, inputs = decoding.PackingLayout(4, 32), stored.shape[1]
+    from weightctl.schemes.arrays.tables import PerBlock
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
+    packing, inputs = Packing(4, 32), stored.shape[1]
     rows, columns = stored.scales.shape
     # The tables of scales and zero points are padded, so only the settings determine the groups.
     size = next((size for size in stored.settings.sizes(-1) if -(-inputs // size) <= columns), None)
     if size is None:
         raise stored.cannot_dequantize("the config does not state its group size")
     grid = stored.grid(stored.shape, (rows, -(-inputs // size)))
-    values = decoding.Scaled(
-        numbers=stored.pack_numbers(0, layout, 1, (rows, inputs)),
-        scales=decoding.PerBlock(stored.plain(1), grid),
-        zeros=decoding.PerBlock(stored.pack_numbers(place, layout, 1, (rows, columns)), grid),
+    values = Scaled(
+        numbers=stored.pack_numbers(0, packing, (rows, inputs)),
+        scales=PerBlock(stored.plain(1), grid),
+        zeros=PerBlock(stored.pack_numbers(place, packing, (rows, columns)), grid),
     )
-    return decoding.Decoding(stored.shape, values, bits=4, middle=8)
+    return Decoding(stored.shape, values, bits=4, middle=8)
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
@@ -122,37 +124,32 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
 
 
 SCHEME = Scheme(
-    label="AWQ {bits}-bit", names=(QWEIGHT, _FAST), infer=_infer, decode=_decode, cut=_cut
+    label="AWQ {bits}-bit",
+    summary="AWQ, as written by AutoAWQ: `[in, out]`, packed along the outputs; "
+    "`[out, in]` for GEMV",
+    names=(QWEIGHT, _FAST),
+    infer=_infer,
+    decode=_decode,
+    cut=_cut,
 )
 
 
 def _encode(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> WeightEncoding:
     """Store a weight in the GEMM layout, with float16 scales."""
+    from weightctl.schemes.arrays.rounding import Affine
+
     outputs, inputs = shape
-    group, groups, words = options.group, inputs // options.group, outputs // 8
-    return encoding.WeightEncoding(
+    return WeightEncoding(
         parts=(
-            encoding.StoredPart(".qweight", (inputs, words), "I32", unit=4 * group * words),
-            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
-            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
+            StoredPart(".qweight", PartContent.CODES, "I32", _PACKING),
+            StoredPart(".scales", PartContent.SCALES, "F16"),
+            StoredPart(".qzeros", PartContent.OFFSETS, "I32", _PACKING),
         ),
-        rows=outputs, columns=inputs, rounding=encoding.Affine(4, group, "F16"), pack=_pack,
-        unit=group, by_columns=True,
-    )  # fmt: skip
-
-
-def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
-    packed, zeros = (
-        encoding.pack_row_groups(codes, _ORDER)
-        for codes in (made.codes, encoding.zeros_of(made, 8))
+        rows=outputs,
+        columns=inputs,
+        rounding=Affine(4, options.group, "F16"),
+        by_columns=True,
     )
-    return packed, encoding.transpose_words(made.scales, 2), zeros
-
-
-def _refuse(shape: tuple[int, ...], options: SchemeOptions) -> str:
-    if shape[0] % 8:
-        return f"its {shape[0]} rows are not a multiple of 8"
-    return refuse_groups(shape, options)
 
 
 def _describe(options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -171,7 +168,7 @@ AWQ = WrittenScheme(
     summary="4-bit integers with a scale and a zero point per group, in AutoAWQ's GEMM layout",
     encode=_encode,
     settings=_describe,
-    refuse=_refuse,
+    refuse=partial(refuse_groups, rows=_PACKING.numbers),
     defaults=SchemeOptions(group=GROUPS[0], symmetric=False, scaled=True),
     groups=GROUPS,
     can_scale=True,

@@ -1,4 +1,8 @@
-"""bitsandbytes' NF4 and FP4: two codes per byte; another tensor states the shape, as JSON."""
+"""bitsandbytes: NF4 and FP4 with two codes per byte, and LLM.int8().
+
+Another tensor states the shape of the codes, as JSON. LLM.int8() are I8 values, with the largest
+absolute value of each row.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,18 @@ from math import prod
 from struct import pack as pack_bytes
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
+from weightctl.schemes.cutting import cut_upright
+from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import LogicalWeight, NameEndings, divide_up, read_shape
-from weightctl.schemes.scheme import Scheme
-from weightctl.schemes.written import SchemeOptions, WrittenScheme
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, accept_any
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding import Decoding, NestedScales, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding, NestedScales
     from weightctl.schemes.naming import Candidate
 
 _KINDS = ("nf4", "fp4")
@@ -50,6 +51,8 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode codes and their scales, which can be quantized too."""
+    from weightctl.schemes.arrays.values import CodedRow, Decoding
+
     stored.refuse_others(*_OTHERS)
     state_place, map_place = stored.find(*_STATES), stored.find(_MAP)
     state = _read_state(stored, state_place)
@@ -57,27 +60,28 @@ def _decode(stored: SchemeTensors) -> Decoding:
     if map_place is None or type(block) is not int or block <= 0:
         raise stored.cannot_dequantize("its `quant_map` or a valid `blocksize` is missing")
     count = -(-prod(stored.shape) // block)
-    nested, is_bytes = None, stored.scales.encoding.name == "U8"
-    if is_bytes:
+    nested = None
+    if stored.scales.encoding.name == "U8":
         nested = _read_nested(stored, state, count)
     if stored.scales.size != count:
         raise stored.cannot_dequantize(
             f"`{stored.scales.name}` has shape {list(stored.scales.shape)}, but {count} scales "
             f"are needed, one for each block of {block} values"
         )
-    words = stored.numbers.size
-    values = decoding.CodedRow(
-        codes=stored.table(0, words),
+    values = CodedRow(
+        codes=stored.table(0, stored.numbers.size),
         values=stored.floats(map_place, 16),
         scales=stored.plain(1, count),
         block=block,
         columns=stored.shape[-1],
         nested=nested,
     )
-    return decoding.Decoding(stored.shape, values)
+    return Decoding(stored.shape, values)
 
 
 def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> NestedScales:
+    from weightctl.schemes.arrays.values import NestedScales
+
     place, map_place = stored.find(_NESTED), stored.find(_NESTED_MAP)
     block, offset = state.get("nested_blocksize"), state.get("nested_offset", 0.0)
     if (
@@ -89,7 +93,7 @@ def _read_nested(stored: SchemeTensors, state: dict[str, Any], count: int) -> Ne
             "its scales are quantized, but the tensors or settings to dequantize them are missing"
         )
     scales = stored.plain(place, stored.tensors[place].info.size)
-    return decoding.NestedScales(stored.floats(map_place, 256), scales, block, float(offset))
+    return NestedScales(stored.floats(map_place, 256), scales, block, float(offset))
 
 
 def _read_state(stored: SchemeTensors, place: int | None) -> dict[str, Any]:
@@ -105,6 +109,8 @@ def _read_state(stored: SchemeTensors, place: int | None) -> dict[str, Any]:
 
 SCHEME = Scheme(
     label="{element}",
+    summary="bitsandbytes' NF4 and FP4: two codes per byte; another tensor states "
+    "the shape, as JSON",
     names=(NameEndings(".weight.absmax", ".weight", ".weight", (), _OTHERS),),
     infer=_infer,
     decode=_decode,
@@ -118,11 +124,14 @@ _NF4 = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 _BLOCK = 64
+_HIGH_FIRST = Packing(4, 8, order=(1, 0))
 
 
 def _encode(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> WeightEncoding:
     """Store blocks of the weight as one row of elements; their scales are float32."""
-    blocks = prod(shape) // _BLOCK
+    from weightctl.schemes.arrays.rounding import Coded
+
+    size, blocks = prod(shape), prod(shape) // _BLOCK
     state = {
         "quant_type": _KINDS[0],
         "blocksize": _BLOCK,
@@ -130,19 +139,13 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> Weigh
         "shape": [*shape],
     }
     raw = json.dumps(state).encode()
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", (blocks * _BLOCK // 2, 1), "U8", unit=_BLOCK // 2),
-            encoding.StoredPart(".weight.absmax", (blocks,), "F32", unit=4),
-            encoding.StoredPart(_MAP, (16,), "F32", content=pack_bytes("<16f", *_NF4)),
-            encoding.StoredPart(_STATES[0], (len(raw),), "U8", content=raw),
-        ),
-        rows=blocks, columns=_BLOCK, rounding=encoding.Coded(_NF4), pack=_pack,
-    )  # fmt: skip
-
-
-def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
-    return encoding.pack_high_first(made.codes), made.scales
+    parts = (
+        StoredPart(".weight", PartContent.CODES, "U8", _HIGH_FIRST, shape=(size // 2, 1)),
+        StoredPart(".weight.absmax", PartContent.SCALES, "F32", shape=(blocks,)),
+        ConstantPart(_MAP, "F32", (16,), pack_bytes("<16f", *_NF4)),
+        ConstantPart(_STATES[0], "U8", (len(raw),), raw),
+    )
+    return WeightEncoding(parts, blocks, _BLOCK, Coded(_NF4))
 
 
 def _refuse(shape: tuple[int, ...], _: SchemeOptions) -> str:
@@ -170,4 +173,72 @@ BNB_NF4 = WrittenScheme(
     encode=_encode,
     settings=_describe,
     refuse=_refuse,
+)
+
+_ROW_NAMES = (NameEndings(".SCB", ".weight", ".weight", ("I8",), (".weight_format",)),)
+# The float32 that bitsandbytes' kernels use for 1 / 127.
+_PER_127 = 7.874015718698502e-3
+
+
+def _infer_rows(candidate: Candidate) -> LogicalWeight | None:
+    shape = candidate.numbers.shape
+    fits = len(shape) == 2 and candidate.scales.shape == shape[:1]
+    return LogicalWeight(shape) if fits else None
+
+
+def _decode_rows(stored: SchemeTensors) -> Decoding:
+    """Decode rows whose largest absolute value represents 127."""
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
+    stored.refuse_others(".weight_format")
+    place = stored.find(".weight_format")
+    if place is not None and stored.raw(place).strip(b"\0"):
+        raise stored.cannot_dequantize(
+            f"`{stored.tensors[place].info.name}` states a layout that only some GPUs can read"
+        )
+    grid = stored.grid(stored.shape, (stored.shape[0], 1))
+    scales = stored.per_block(1, grid)
+    values = Scaled(numbers=stored.plain(0), scales=scales, factor=_PER_127)
+    return Decoding(stored.shape, values)
+
+
+LLM_INT8 = Scheme(
+    label="LLM.int8()",
+    summary="bitsandbytes' LLM.int8(): I8 values, with the largest absolute value of each row",
+    names=_ROW_NAMES,
+    infer=_infer_rows,
+    decode=_decode_rows,
+    cut=cut_upright,
+)
+
+
+def _encode_rows(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
+    from weightctl.schemes.arrays.rounding import RowScaled
+
+    rows, columns = shape
+    parts = (
+        StoredPart(".weight", PartContent.CODES, "I8"),
+        StoredPart(".SCB", PartContent.SCALES, "F32", shape=(rows,)),
+        ConstantPart(".weight_format", "U8", (), b"\0"),
+    )
+    return WeightEncoding(parts, rows, columns, RowScaled())
+
+
+def _describe_rows(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": False,
+        "load_in_8bit": True,
+        "llm_int8_threshold": 6.0,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_skip_modules": [*ignored],
+    }
+
+
+BNB_INT8 = WrittenScheme(
+    name="BNB-INT8",
+    summary="bitsandbytes' 8-bit integers (LLM.int8()), with a scale per row",
+    encode=_encode_rows,
+    settings=_describe_rows,
+    refuse=accept_any,
 )

@@ -7,7 +7,6 @@ from math import prod
 from struct import pack as pack_bytes
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import (
     Along,
     cut_beside,
@@ -17,6 +16,7 @@ from weightctl.schemes.cutting import (
     refuse_other_axes,
     spans_blocks,
 )
+from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import (
     BITS,
     COMPRESSED,
@@ -25,30 +25,33 @@ from weightctl.schemes.naming import (
     covers,
     divide_up,
 )
-from weightctl.schemes.scheme import Scheme
-from weightctl.schemes.written import (
+from weightctl.schemes.scheme import (
+    COMPRESSED_TENSORS,
     GROUPS,
+    Scheme,
+    SchemeChoice,
     SchemeOptions,
     WrittenScheme,
-    describe_compressed,
     refuse_groups,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.cutting import Axes
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.naming import Candidate
     from weightctl.weights.info import TensorInfo
 
 # The word of packed integers, and of packed zero points.
 _WORD, _WORD_BITS = "I32", 32
+
+
+def _packings(bits: int) -> tuple[Packing, Packing]:
+    """Return how values are packed, along rows, and zero points, along columns."""
+    return Packing(bits, _WORD_BITS, axis=1), Packing(bits, _WORD_BITS, axis=0)
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -71,14 +74,16 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode packed rows; zero points are packed along the other axis."""
+    from weightctl.schemes.arrays.tables import PerBlock
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
     stored.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
     shape, bits = stored.shape, stored.bits
     _check_shape(stored)
-    words = stored.numbers.shape[-1]
+    of_values, of_zeros = _packings(bits)
     # Early versions do not split values between two words.
-    layout = decoding.PackingLayout(bits, _WORD_BITS)
-    if layout.words_of(shape[-1]) != words:
-        layout = decoding.PackingLayout(bits, _WORD_BITS, whole=True)
+    if of_values.words_of(shape[-1]) != stored.numbers.shape[-1]:
+        of_values, of_zeros = (each._replace(whole=True) for each in _packings(bits))
     counts = align_counts(stored.scales.shape, shape)
     grid = stored.ordered_grid(stored.find(".weight_g_idx"), shape, counts, -1)
     middle = 1 << (bits - 1)
@@ -92,15 +97,14 @@ def _decode(stored: SchemeTensors) -> Decoding:
                 raise stored.cannot_dequantize(
                     f"packed zero points (`{info.name}`) are supported only for matrices"
                 )
-            packed = stored.pack_numbers(place, layout, 0, grid.table)
-            zero, zeros = 0, decoding.PerBlock(packed, grid)
-    values = decoding.Scaled(
-        numbers=stored.pack_numbers(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+            zero, zeros = 0, PerBlock(stored.pack_numbers(place, of_zeros, grid.table), grid)
+    values = Scaled(
+        numbers=stored.pack_numbers(0, of_values, (prod(shape[:-1]), shape[-1])),
         scales=stored.per_block(1, grid),
         zero=zero,
         zeros=zeros,
     )
-    return decoding.Decoding(shape, values, bits=bits, middle=middle)
+    return Decoding(shape, values, bits=bits, middle=middle)
 
 
 def _check_shape(stored: SchemeTensors) -> None:
@@ -167,41 +171,31 @@ def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
 
 
 SCHEME = Scheme(
-    label="INT{bits} scaled", names=(COMPRESSED,), infer=_infer, decode=_decode, cut=_cut
+    label="INT{bits} scaled",
+    summary="compressed-tensors' `pack-quantized`: rows packed into I32; a second "
+    "tensor states the shape",
+    names=(COMPRESSED,),
+    infer=_infer,
+    decode=_decode,
+    cut=_cut,
 )
 
 
 def _encode(
     bits: int, shape: tuple[int, ...], options: SchemeOptions, scales: Encoding
 ) -> WeightEncoding:
-    """Store packed rows; zero points are packed along the other axis, several rows to a word."""
-    rows, columns = shape
-    words, groups = divide_up(columns * bits, _WORD_BITS), columns // options.group
-    unit = 1 if options.symmetric else _WORD_BITS // bits
-    parts = [
-        encoding.StoredPart(".weight_packed", (rows, words), _WORD, unit=4 * words * unit),
-        encoding.StoredPart(
-            ".weight_scale", (rows, groups), scales.name, unit=scales.size * groups * unit
-        ),
-        encoding.StoredPart(".weight_shape", (2,), "I64", content=pack_bytes("<2q", rows, columns)),
+    from weightctl.schemes.arrays.rounding import Affine, Symmetric
+
+    (of_values, of_zeros), (rows, columns) = _packings(bits), shape
+    parts: list[StoredPart | ConstantPart] = [
+        StoredPart(".weight_packed", PartContent.CODES, _WORD, of_values),
+        StoredPart(".weight_scale", PartContent.SCALES, scales.name),
+        ConstantPart(".weight_shape", "I64", (2,), pack_bytes("<2q", rows, columns)),
     ]
-    rounding: encoding.Symmetric | encoding.Affine
-    if options.symmetric:
-        rounding = encoding.Symmetric(bits, options.group, scales.name)
-    else:
-        packed = divide_up(rows * bits, _WORD_BITS), groups
-        parts.append(encoding.StoredPart(".weight_zero_point", packed, _WORD, unit=4 * groups))
-        rounding = encoding.Affine(bits, options.group, scales.name)
-    return encoding.WeightEncoding(
-        tuple(parts), rows, columns, rounding, partial(_pack, bits), unit=unit
-    )
-
-
-def _pack(bits: int, made: Codes, _peak: np.float32) -> list[U8]:
-    parts = [encoding.pack_rows(made.codes, bits, word=_WORD_BITS), made.scales]
-    if made.offsets is not None:
-        parts.append(encoding.pack_columns(made.offsets, bits))
-    return parts
+    if not options.symmetric:
+        parts.append(StoredPart(".weight_zero_point", PartContent.OFFSETS, _WORD, of_zeros))
+    rounding = Symmetric if options.symmetric else Affine
+    return WeightEncoding(tuple(parts), rows, columns, rounding(bits, options.group, scales.name))
 
 
 def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -229,3 +223,41 @@ W4A16, W8A16 = (
     )
     for bits in (4, 8)
 )
+
+
+def describe_compressed(
+    form: str,
+    weights: dict[str, Any],
+    activations: dict[str, Any] | None,
+    ignored: Sequence[str],
+) -> dict[str, Any]:
+    """Return compressed-tensors' settings of a config, for a format such as `pack-quantized`."""
+    always = {"dynamic": False, "observer": "minmax"}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": {**weights, **always}}
+    group["input_activations"] = activations
+    group["output_activations"] = None
+    return {
+        "quant_method": COMPRESSED_TENSORS,
+        "format": form,
+        "quantization_status": "compressed",
+        "global_compression_ratio": None,
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": group},
+        "ignore": [*ignored],
+    }
+
+
+def describe_mixture(
+    modules: Mapping[SchemeChoice, Sequence[str]], ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Return the settings of a config for weights in schemes that can be mixed.
+
+    `modules` are the names of the modules of each scheme, which become a group of their own.
+    """
+    groups: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
+    for number, ((scheme, options), names) in enumerate(modules.items()):
+        stated = scheme.settings(options, ignored)
+        (group,) = stated["config_groups"].values()
+        groups[f"group_{number}"] = {**group, "targets": [*names], "format": stated["format"]}
+    return {**stated, "format": "mixed-precision", "config_groups": groups}

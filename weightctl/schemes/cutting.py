@@ -10,7 +10,7 @@ from weightctl.schemes.naming import ACTIVATIONS, align_counts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.schemes.decoding.tensors import SchemeTensors
+    from weightctl.schemes.arrays.tensors import SchemeTensors
     from weightctl.weights.info import TensorInfo
 
 # Tensors that have an element for each scale, or one for the whole tensor or each expert.

@@ -37,7 +37,7 @@ def dequantize_weights(
     if not list_scheme_tensors(header):
         return weights
     # A tree without quantized weights needs no NumPy.
-    from weightctl.schemes.decoding.trees import merge_scheme_tensors
+    from weightctl.schemes.arrays.trees import merge_scheme_tensors
 
     return merge_scheme_tensors(
         source_of(weights), settings, notes, in_blocks=in_blocks, keeps_shapes=keeps_shapes

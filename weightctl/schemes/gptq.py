@@ -1,30 +1,34 @@
-"""GPTQ, as written by AutoGPTQ and GPTQModel: `[in, out]`, packed along the input dimension."""
+"""GPTQ, as written by AutoGPTQ and GPTQModel: `[in, out]`, packed along the inputs.
+
+Version 1 of the format stores zero points minus one (GPTQModel's `_shift_gptq_qzeros`).
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
+from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import BITS, QWEIGHT, LogicalWeight, divide_exactly, tiles
-from weightctl.schemes.scheme import Scheme
-from weightctl.schemes.written import GROUPS, SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.scheme import GROUPS, Scheme, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.cutting import Axes
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
     from weightctl.schemes.naming import Candidate
 
 # Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
+
+
+def _packings(bits: int) -> tuple[Packing, Packing]:
+    """Return how values are packed, along the inputs, and zero points, along the outputs."""
+    return Packing(bits, 32, axis=0), Packing(bits, 32, axis=1)
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -52,10 +56,9 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
-    """Decode a weight whose zero points are packed along the outputs.
+    from weightctl.schemes.arrays.tables import PerBlock, SymmetricZeros
+    from weightctl.schemes.arrays.values import Decoding, Scaled
 
-    Version 1 of the format stores zero points minus one (GPTQModel's `_shift_gptq_qzeros`).
-    """
     stored.refuse_others(".qzeros", ".g_idx")
     bits, settings = stored.bits, stored.settings
     version = settings.text("checkpoint_format") or settings.text("format") or "gptq"
@@ -66,7 +69,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
         )
     if settings.value("desc_act") is True and stored.find(".g_idx") is None:
         raise stored.cannot_dequantize("`desc_act` is true, but the order of its inputs is missing")
-    layout, (outputs, inputs) = decoding.PackingLayout(bits, 32), stored.shape
+    (of_values, of_zeros), (outputs, inputs) = _packings(bits), stored.shape
     groups = stored.scales.shape[0]
     grid = stored.ordered_grid(stored.find(".g_idx"), (inputs, outputs), (groups, outputs), -2)
     place, middle = stored.find(".qzeros"), 1 << (bits - 1)
@@ -77,17 +80,15 @@ def _decode(stored: SchemeTensors) -> Decoding:
     if place is not None:
         is_symmetric = settings.value("sym") is True
         plus = 0 if is_plain or is_symmetric else 1
-        packed = stored.pack_numbers(place, layout, 1, grid.table, plus=plus)
-        zeros = decoding.PerBlock(
-            decoding.SymmetricZeros(packed, middle) if is_symmetric else packed, grid
-        )
-    values = decoding.Scaled(
-        numbers=stored.pack_numbers(0, layout, 0, (inputs, outputs)),
+        packed = stored.pack_numbers(place, of_zeros, grid.table, plus=plus)
+        zeros = PerBlock(SymmetricZeros(packed, middle) if is_symmetric else packed, grid)
+    values = Scaled(
+        numbers=stored.pack_numbers(0, of_values, (inputs, outputs)),
         scales=stored.per_block(1, grid),
         zeros=zeros,
         zero=0 if zeros else middle,
     )
-    return decoding.Decoding(stored.shape, values, transposed=True, bits=bits, middle=middle)
+    return Decoding(stored.shape, values, transposed=True, bits=bits, middle=middle)
 
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
@@ -97,45 +98,40 @@ def _cut(stored: SchemeTensors) -> list[Axes]:
     return cut_transposed(stored, [Along(1), cut_in_ratio(0, inputs, rows)], by_group)
 
 
-SCHEME = Scheme(label="GPTQ {bits}-bit", names=(QWEIGHT,), infer=_infer, decode=_decode, cut=_cut)
+SCHEME = Scheme(
+    label="GPTQ {bits}-bit",
+    summary="GPTQ, as written by AutoGPTQ and GPTQModel: `[in, out]`, packed along "
+    "the input dimension",
+    names=(QWEIGHT,),
+    infer=_infer,
+    decode=_decode,
+    cut=_cut,
+)
 
 
 def _encode(
     bits: int, shape: tuple[int, ...], options: SchemeOptions, _: Encoding
 ) -> WeightEncoding:
-    """Store groups of inputs as rows, with float16 scales; only symmetric ones use version 1."""
-    outputs, inputs = shape
-    group, groups, count = options.group, inputs // options.group, 32 // bits
-    order = b"".join((place // group).to_bytes(4, "little") for place in range(inputs))
-    words = outputs // count
-    rounding = encoding.Symmetric if options.symmetric else encoding.Affine
-    return encoding.WeightEncoding(
+    """Store float16 scales. Symmetric weights use version 1, others version 2."""
+    from weightctl.schemes.arrays.rounding import Affine, Symmetric
+
+    (of_values, of_zeros), (outputs, inputs) = _packings(bits), shape
+    groups = (place // options.group for place in range(inputs))
+    order = b"".join(group.to_bytes(4, "little") for group in groups)
+    middle = 1 << (bits - 1)
+    rounding = Symmetric if options.symmetric else Affine
+    return WeightEncoding(
         parts=(
-            encoding.StoredPart(
-                ".qweight", (inputs // count, outputs), "I32", unit=4 * group // count * outputs
-            ),
-            encoding.StoredPart(".scales", (groups, outputs), "F16", unit=2 * outputs),
-            encoding.StoredPart(".qzeros", (groups, words), "I32", unit=4 * words),
-            encoding.StoredPart(".g_idx", (inputs,), "I32", content=order),
+            StoredPart(".qweight", PartContent.CODES, "I32", of_values),
+            StoredPart(".scales", PartContent.SCALES, "F16"),
+            StoredPart(".qzeros", PartContent.OFFSETS, "I32", of_zeros, zero=middle - 1),
+            ConstantPart(".g_idx", "I32", (inputs,), order),
         ),
-        rows=outputs, columns=inputs, rounding=rounding(bits, group, "F16"),
-        pack=partial(_pack, bits), unit=group, by_columns=True,
-    )  # fmt: skip
-
-
-def _pack(bits: int, made: Codes, _peak: np.float32) -> tuple[U8, U8, U8]:
-    """Pack along inputs; version 1 of the format stores zero points minus one."""
-    packed = encoding.pack_transposed(made.codes, bits)
-    zeros = encoding.zeros_of(made, (1 << (bits - 1)) - 1)
-    scales = encoding.transpose_words(made.scales, 2)
-    return packed, scales, encoding.pack_rows(zeros.T, bits, word=32)
-
-
-def _refuse(bits: int, shape: tuple[int, ...], options: SchemeOptions) -> str:
-    count = 32 // bits
-    if shape[0] % count:
-        return f"its {shape[0]} rows are not a multiple of {count}"
-    return refuse_groups(shape, options)
+        rows=outputs,
+        columns=inputs,
+        rounding=rounding(bits, options.group, "F16"),
+        by_columns=True,
+    )
 
 
 def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +156,7 @@ GPTQ, GPTQ_8BIT = (
         summary=f"{bits}-bit integers with a scale per group, in GPTQ's layout",
         encode=partial(_encode, bits),
         settings=partial(_describe, bits),
-        refuse=partial(_refuse, bits),
+        refuse=partial(refuse_groups, rows=32 // bits),
         defaults=SchemeOptions(group=GROUPS[0]),
         groups=GROUPS,
         has_zeros=True,

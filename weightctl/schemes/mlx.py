@@ -6,21 +6,17 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
 from weightctl.schemes.cutting import cut_upright
+from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import BITS, MLX, LogicalWeight, divide_exactly
-from weightctl.schemes.scheme import Scheme
-from weightctl.schemes.written import SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.naming import Candidate
 
 
@@ -37,21 +33,29 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode values as q * scale + bias."""
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
     stored.refuse_others(".biases", ".qbiases")
     place, bits, shape = stored.find(".biases", ".qbiases"), stored.bits, stored.shape
     if place is None:
         raise stored.cannot_dequantize("its biases are missing")
     grid = stored.grid(shape, stored.scales.shape)
-    layout = decoding.PackingLayout(bits, 32)
-    values = decoding.Scaled(
-        numbers=stored.pack_numbers(0, layout, 1, (prod(shape[:-1]), shape[-1])),
+    values = Scaled(
+        numbers=stored.pack_numbers(0, Packing(bits, 32), (prod(shape[:-1]), shape[-1])),
         scales=stored.per_block(1, grid),
         biases=stored.per_block(place, grid),
     )
-    return decoding.Decoding(shape, values, bits=bits)
+    return Decoding(shape, values, bits=bits)
 
 
-SCHEME = Scheme(label="MLX {bits}-bit", names=(MLX,), infer=_infer, decode=_decode, cut=cut_upright)
+SCHEME = Scheme(
+    label="MLX {bits}-bit",
+    summary="MLX: rows of integers packed into U32, with a scale and a bias per group of a row",
+    names=(MLX,),
+    infer=_infer,
+    decode=_decode,
+    cut=cut_upright,
+)
 
 # MLX's group sizes, its own default first.
 _GROUPS = (64, 32, 128)
@@ -60,36 +64,26 @@ _GROUPS = (64, 32, 128)
 def _encode(
     bits: int, shape: tuple[int, ...], options: SchemeOptions, scales: Encoding
 ) -> WeightEncoding:
+    from weightctl.schemes.arrays.rounding import Biased
+
+    parts = (
+        StoredPart(".weight", PartContent.CODES, "U32", Packing(bits, 32)),
+        StoredPart(".scales", PartContent.SCALES, scales.name),
+        StoredPart(".biases", PartContent.OFFSETS, scales.name),
+    )
     rows, columns = shape
-    words, groups = columns * bits // 32, columns // options.group
-    table, unit = (rows, groups), scales.size * groups
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", (rows, words), "U32", unit=4 * words),
-            encoding.StoredPart(".scales", table, scales.name, unit=unit),
-            encoding.StoredPart(".biases", table, scales.name, unit=unit),
-        ),
-        rows=rows, columns=columns, rounding=encoding.Biased(bits, options.group, scales.name),
-        pack=partial(_pack, bits),
-    )  # fmt: skip
+    return WeightEncoding(parts, rows, columns, Biased(bits, options.group, scales.name))
 
 
 def _encode_floats(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> WeightEncoding:
+    from weightctl.schemes.arrays.rounding import Microscaled4
+
+    parts = (
+        StoredPart(".weight", PartContent.CODES, "U32", Packing(4, 32)),
+        StoredPart(".scales", PartContent.SCALES, "U8"),
+    )
     rows, columns = shape
-    words, groups = columns // 8, columns // options.group
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", (rows, words), "U32", unit=4 * words),
-            encoding.StoredPart(".scales", (rows, groups), "U8", unit=groups),
-        ),
-        rows=rows, columns=columns, rounding=encoding.Microscaled4(options.group),
-        pack=partial(_pack, 4),
-    )  # fmt: skip
-
-
-def _pack(bits: int, made: Codes, _peak: np.float32) -> list[U8]:
-    parts = [encoding.pack_rows(made.codes, bits, word=32), made.scales]
-    return parts if made.offsets is None else [*parts, made.offsets]
+    return WeightEncoding(parts, rows, columns, Microscaled4(options.group))
 
 
 def _describe(

@@ -1,35 +1,29 @@
-"""8-bit values, with a scale per tensor, per row, per expert or per block.
+"""8-bit values, with a scale per tensor, per row, per expert or per block; smaller ones in bytes.
 
 compressed-tensors, DeepSeek, ModelOpt, FBGEMM, torchao, quanto and ComfyUI store FP8 and INT8 in
-this way.
+this way. Tensors with the same names and bytes of several values are ModelOpt's INT4, with elements
+of two rows in a byte, and BitNet's -1, 0 and 1, with elements of four rows.
 """
 
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes import decoding, encoding
+from weightctl.schemes.compressed_tensors import describe_compressed
 from weightctl.schemes.cutting import cut_upright
-from weightctl.schemes.naming import SCALED, LogicalWeight, align_counts, covers, divide_up
-from weightctl.schemes.scheme import Scheme
+from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
+from weightctl.schemes.naming import SCALED, LogicalWeight, align_counts, covers, tiles
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, accept_any
 from weightctl.schemes.settings import is_plain_comfy
-from weightctl.schemes.written import (
-    SchemeOptions,
-    WrittenScheme,
-    accept_any,
-    describe_compressed,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from weightctl.codecs.base import U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding import Decoding, SchemeTensors
-    from weightctl.schemes.encoding import Codes, WeightEncoding
+    from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.naming import Candidate
 
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
@@ -37,7 +31,7 @@ _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 _ZERO_ENDINGS = ("weight_zero_point", *_ZEROS)
 
 
-def is_plain(candidate: Candidate) -> bool:
+def _is_plain(candidate: Candidate) -> bool:
     """Whether each byte is a value; unsigned bytes then have a zero point for each scale."""
     scales = candidate.scales.shape
     is_unsigned = candidate.numbers.encoding.name == "U8"
@@ -46,13 +40,15 @@ def is_plain(candidate: Candidate) -> bool:
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
     name, shape = candidate.numbers.encoding.name, candidate.numbers.shape
-    if not is_plain(candidate) or not covers(candidate.scales.shape, shape):
+    if not _is_plain(candidate) or not covers(candidate.scales.shape, shape):
         return None
     return LogicalWeight(shape, element=_INTEGERS.get(name, name))
 
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode values that are stored separately."""
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
     numbers, shape = stored.numbers, stored.shape
     stored.refuse_others(*_ZERO_ENDINGS, ".comfy_quant")
     _check_comfy(stored)
@@ -70,10 +66,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
     scales = stored.per_block(1, grid, powers=True)
     if place is not None:
         zeros = stored.per_block(place, grid)
-    values = decoding.Scaled(numbers=stored.plain(0), scales=scales, zeros=zeros)
+    values = Scaled(numbers=stored.plain(0), scales=scales, zeros=zeros)
     is_float = numbers.encoding.name.startswith("F")
     middle = 0 if numbers.encoding.name == "I8" else 128
-    return decoding.Decoding(shape, values, bits=0 if is_float else 8, middle=middle)
+    return Decoding(shape, values, bits=0 if is_float else 8, middle=middle)
 
 
 def _check_comfy(stored: SchemeTensors) -> None:
@@ -91,7 +87,87 @@ def _check_comfy(stored: SchemeTensors) -> None:
 
 
 SCHEME = Scheme(
-    label="{element} scaled", names=SCALED, infer=_infer, decode=_decode, cut=cut_upright
+    label="{element} scaled",
+    summary="8-bit values, with a scale per tensor, per row, per expert or per block",
+    names=SCALED,
+    infer=_infer,
+    decode=_decode,
+    cut=cut_upright,
+)
+
+
+def _infer_int4(candidate: Candidate) -> LogicalWeight | None:
+    if _is_plain(candidate) or len(candidate.numbers.shape) < 2:
+        return None
+    *lead, rows, columns = candidate.numbers.shape
+    scales = candidate.scales.shape
+    if scales[:-1] != (*lead, 2 * rows) or not tiles(scales[-1], columns):
+        return None
+    return LogicalWeight((*lead, 2 * rows, columns))
+
+
+def _decode_int4(stored: SchemeTensors) -> Decoding:
+    """Decode signed values; there can be factors for the inputs."""
+    from weightctl.schemes.arrays.tables import PackedNumbers
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
+    stored.refuse_others(".pre_quant_scale")
+    grid = stored.grid(stored.shape, stored.scales.shape)
+    values = Scaled(
+        numbers=PackedNumbers(stored.table(0), Packing(4, 8, axis=0), signed=True),
+        scales=stored.per_block(1, grid),
+        factors=stored.input_factors(),
+    )
+    return Decoding(stored.shape, values, bits=0 if values.factors else 4)
+
+
+MODELOPT = Scheme(
+    label="INT4 scaled",
+    summary="ModelOpt's INT4: signed integers, with a scale per group; each byte "
+    "has elements of two rows",
+    names=SCALED,
+    infer=_infer_int4,
+    decode=_decode_int4,
+    cut=cut_upright,
+)
+
+
+def _infer_ternary(candidate: Candidate) -> LogicalWeight | None:
+    """Return a weight if the config states this scheme; shapes do not determine it."""
+    if _is_plain(candidate) or len(candidate.numbers.shape) < 2:
+        return None
+    if candidate.settings.text("quant_method") != "bitnet" or prod(candidate.scales.shape) != 1:
+        return None
+    *lead, rows, columns = candidate.numbers.shape
+    return LogicalWeight((*lead, 4 * rows, columns))
+
+
+def _decode_ternary(stored: SchemeTensors) -> Decoding:
+    """Decode values, which are divided by the scale, or multiplied by it in newer layers."""
+    from weightctl.schemes.arrays.tables import Ternary
+    from weightctl.schemes.arrays.values import Decoding, Scaled
+
+    stored.refuse_others()
+    if len(stored.shape) != 2:
+        raise stored.cannot_dequantize(
+            f"it has shape {list(stored.shape)}, but a matrix is expected"
+        )
+    grid = stored.grid(stored.shape, (1, 1))
+    values = Scaled(
+        numbers=Ternary(stored.table(0), stored.numbers.shape[0]),
+        scales=stored.per_block(1, grid),
+        inverse=stored.settings.text("linear_class") != "autobitlinear",
+    )
+    return Decoding(stored.shape, values)
+
+
+BITNET = Scheme(
+    label="BitNet 1.58-bit",
+    summary="BitNet: values -1, 0 and 1, with one scale per tensor; each byte has "
+    "elements of four rows",
+    names=SCALED,
+    infer=_infer_ternary,
+    decode=_decode_ternary,
 )
 
 # The block of scales in DeepSeek's and Qwen's checkpoints.
@@ -99,46 +175,30 @@ _BLOCK = 128
 
 
 def _encode_tensor(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> WeightEncoding:
-    """Store a scale for the whole weight."""
-    rows, columns = shape
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=columns),
-            encoding.StoredPart(".weight_scale", (1,), scales.name),
-        ),
-        rows=rows, columns=columns, rounding=encoding.Float8(0, 0, scales.name), pack=_pack,
-        needs_peak=True,
-    )  # fmt: skip
+    return _encode_floats(shape, ".weight_scale", scales.name, 0, 0)
 
 
 def _encode_rows(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> WeightEncoding:
-    """Store a scale for each row."""
-    rows, columns = shape
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=columns),
-            encoding.StoredPart(".weight_scale", (rows, 1), scales.name, unit=scales.size),
-        ),
-        rows=rows, columns=columns, rounding=encoding.Float8(1, columns, scales.name), pack=_pack,
-    )  # fmt: skip
+    return _encode_floats(shape, ".weight_scale", scales.name, 1, shape[1])
 
 
 def _encode_blocks(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
     """Store a float32 scale for each square block; the last ones can be incomplete."""
+    return _encode_floats(shape, ".weight_scale_inv", "F32", _BLOCK, _BLOCK)
+
+
+def _encode_floats(
+    shape: tuple[int, ...], ending: str, scales: str, block_rows: int, block_columns: int
+) -> WeightEncoding:
+    """Store a scale for each block, or for the whole weight if its size is 0."""
+    from weightctl.schemes.arrays.rounding import Float8
+
+    parts = (
+        StoredPart(".weight", PartContent.CODES, "F8_E4M3"),
+        StoredPart(ending, PartContent.SCALES, scales),
+    )
     rows, columns = shape
-    counts = divide_up(rows, _BLOCK), divide_up(columns, _BLOCK)
-    return encoding.WeightEncoding(
-        parts=(
-            encoding.StoredPart(".weight", shape, "F8_E4M3", unit=_BLOCK * columns),
-            encoding.StoredPart(".weight_scale_inv", counts, "F32", unit=4 * counts[1]),
-        ),
-        rows=rows, columns=columns, rounding=encoding.Float8(_BLOCK, _BLOCK, "F32"), pack=_pack,
-        unit=_BLOCK,
-    )  # fmt: skip
-
-
-def _pack(made: Codes, _peak: np.float32) -> tuple[U8, U8]:
-    return made.codes, made.scales
+    return WeightEncoding(parts, rows, columns, Float8(block_rows, block_columns, scales))
 
 
 def _describe_floats(strategy: str, per: str, ignored: Sequence[str]) -> dict[str, Any]:

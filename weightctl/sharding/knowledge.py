@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from weightctl.dtype import Encoding
     from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.schemes.arrays.tensors import SchemeTensors
     from weightctl.schemes.cutting import Axes
-    from weightctl.schemes.decoding.tensors import SchemeTensors
     from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
@@ -143,7 +143,7 @@ def stored_weights(source: Source) -> dict[str, WeightFootprint]:
     if not together:
         return {name: plain(info) for name, info in header.tensors.items()}
     # This call imports NumPy, which is not needed otherwise.
-    from weightctl.schemes.decoding.trees import find_scheme_tensors
+    from weightctl.schemes.arrays.trees import find_scheme_tensors
 
     found = find_scheme_tensors(source)
     owner = {tensor: name for name, each in found.items() for tensor in each.weight.tensors}

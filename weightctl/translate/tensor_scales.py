@@ -19,7 +19,7 @@ from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
-    from weightctl.schemes.decoding.scaled_blocks import ScaledBlocks
+    from weightctl.schemes.arrays.trees import ScaledBlocks
     from weightctl.weights.derived import ReadableTensor
 
 # The architectures whose graphs in llama.cpp (src/models) pass the scale of every matrix that can
@@ -52,7 +52,7 @@ def add_tensor_scales(plan: Plan, *, is_cast: bool) -> Plan:
     if not chosen:
         return plan
     # Only plans with float32 weights that were computed need NumPy here.
-    from weightctl.schemes.decoding.scaled_blocks import find_scaled_blocks
+    from weightctl.schemes.arrays.trees import find_scaled_blocks
 
     found: dict[str, ScaledBlocks] = {}
     for item in chosen:
@@ -109,7 +109,7 @@ def _describe_decoded(plan: Plan, names: set[str]) -> str:
 
 
 def _replace_items(plan: Plan, held: dict[str, ScaledBlocks], *, is_cast: bool) -> Plan:
-    from weightctl.schemes.decoding.whole_scales import ScaleUse
+    from weightctl.schemes.arrays.values import ScaleUse
     from weightctl.weights.steps.numbers import Constant
 
     tensors: dict[str, ReadableTensor] = {}

@@ -1,16 +1,16 @@
-"""The stored tensors of a quantized weight as tables, and the description of its decoding."""
+"""The stored tensors of a quantized weight, as tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightctl.dtype import DType
 from weightctl.errors import ConversionError
-from weightctl.schemes.decoding.tables import (
+from weightctl.schemes.arrays.tables import (
     BlockGrid,
     Order,
     PackedNumbers,
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
-    from weightctl.schemes.decoding.blocks import Blocks
-    from weightctl.schemes.decoding.tables import NumberTable, PackingLayout
-    from weightctl.schemes.decoding.values import WeightValues
-    from weightctl.schemes.decoding.whole_scales import WholeScale
+    from weightctl.schemes.arrays.tables import NumberTable
+    from weightctl.schemes.layout import Packing
     from weightctl.schemes.naming import Quantized
     from weightctl.schemes.settings import Settings
     from weightctl.weights.derived import ReadableTensor
@@ -38,26 +36,6 @@ if TYPE_CHECKING:
 _WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 # The maximum size of a tensor that is read at once: an order has a few bytes for each input.
 _MOST_READ = 16 << 20
-
-
-class Decoding(NamedTuple):
-    """How a weight is computed from its tensors.
-
-    `shape` is that of the weight, whose `values` are one matrix or several; with `transposed`,
-    their columns are the rows of the weight. `bits` is the width of the stored integers and
-    `middle` the zero point of a symmetric range; `bits` is 0 if they do not fit blocks of ggml.
-    `microscaled` is the weight as MXFP4 or NVFP4, with rows as they are stored, if that is
-    possible. `whole` is the scale of the whole weight, or of each of its matrices, which ggml's
-    blocks of NVFP4 lack.
-    """
-
-    shape: tuple[int, ...]
-    values: WeightValues
-    transposed: bool = False
-    bits: int = 0
-    middle: int = 0
-    microscaled: Blocks | None = None
-    whole: WholeScale | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +136,16 @@ class SchemeTensors:
         return Powers(table) if powers and dtype is DType.uint8 else PlainNumbers(table, dtype)
 
     def pack_numbers(
-        self, place: int, layout: PackingLayout, axis: int, shape: tuple[int, int], *, plus: int = 0
+        self, place: int, packing: Packing, shape: tuple[int, int], *, plus: int = 0
     ) -> PackedNumbers:
-        """Return a tensor as a table of `shape` with values that are packed along an axis."""
-        info, (rows, columns) = self.tensors[place].info, shape
-        words = (rows, layout.words_of(columns)) if axis else (layout.words_of(rows), columns)
-        if info.size != prod(words) or 8 * info.encoding.size != layout.word:
+        """Return a tensor with packed values as a table of `shape`."""
+        info, words = self.tensors[place].info, packing.shape_of(shape)
+        if info.size != prod(words) or 8 * info.encoding.size != packing.word:
             raise self.cannot_dequantize(
                 f"`{info.name}` is stored as {info.encoding} of shape {list(info.shape)}, but "
-                f"{prod(words)} words of {layout.word} bits are expected"
+                f"{prod(words)} words of {packing.word} bits are expected"
             )
-        return PackedNumbers(self.table(place, words[1]), layout, axis, plus=plus)
+        return PackedNumbers(self.table(place, words[1]), packing, plus=plus)
 
     def grid(self, shape: Sequence[int], counts: Sequence[int], axis: int = -1) -> BlockGrid:
         """Return the grid of `counts` blocks over the elements of `shape`.

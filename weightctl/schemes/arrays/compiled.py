@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.kernels import block_rounder
-from weightctl.schemes.encoding.rounding import BlockRounding, Codes, reduce_blocks
+from weightctl.schemes.arrays.rounding import Codes, reduce_blocks
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.kernels import BlockRounder
-    from weightctl.schemes.encoding.rounding import RoundedBlocks, Rounding
+    from weightctl.schemes.arrays.rounding import RoundedBlocks, Rounding
 
 
 class RoundedTile(NamedTuple):
@@ -39,7 +39,7 @@ def round_in_one_pass(
     a value is not finite before or after: NumPy's way then finds out which.
     """
     rounder = block_rounder(encoding.name, level)
-    if rounder is None or not raw.size or not isinstance(rounding, BlockRounding):
+    if rounder is None or not raw.size:
         return None
     grid = rounding.grid
     size = min(grid.columns, columns)

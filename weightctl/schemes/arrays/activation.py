@@ -17,7 +17,7 @@ import numpy as np
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.schemes.encoding.search import search_codes
+from weightctl.schemes.arrays.search import search_codes
 from weightctl.weights.steps.numbers import AsFloat32, numbers_of, read_floats
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32
     from weightctl.dtype import Encoding
     from weightctl.formats.imatrix.entry import ColumnWeights
-    from weightctl.schemes.encoding.rounding import Rounding
-    from weightctl.schemes.encoding.search import ScaleSearch
+    from weightctl.schemes.arrays.rounding import Rounding
+    from weightctl.schemes.arrays.search import ScaleSearch
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 

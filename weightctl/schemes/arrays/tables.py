@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -12,79 +12,20 @@ from weightctl.codecs import transcode
 from weightctl.codecs.scalar import convert, unpack
 from weightctl.dtype import ENCODINGS, DType
 from weightctl.errors import ConversionError
+from weightctl.schemes.arrays.packing import unpack_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import U8
+    from weightctl.schemes.layout import Packing
     from weightctl.weights.derived import ReadableTensor
 
 # The number of bytes that are read at a time, if whole rows are read for some of their columns.
 _BAND = 4 << 20
 # A read takes as long as copying this many bytes.
 _REQUEST = 8 << 10
-
-
-class PackingLayout(NamedTuple):
-    """How values of `bits` bits are packed into words of `word` bits, lowest bits first.
-
-    The values are one stream of bits. With `whole`, no value is split between two words, and the
-    rest of a word is unused. If the values are permuted, `order` has the index of each.
-    """
-
-    bits: int
-    word: int
-    whole: bool = False
-    order: tuple[int, ...] = ()
-
-    @property
-    def numbers(self) -> int:
-        """The number of values in one repetition of the layout, which has `words` words."""
-        return self.word // self.bits if self.whole else self.word // gcd(self.bits, self.word)
-
-    @property
-    def words(self) -> int:
-        """The number of words in one repetition of the layout."""
-        return 1 if self.whole else self.bits // gcd(self.bits, self.word)
-
-    def words_of(self, count: int) -> int:
-        """Return the number of words that hold `count` values."""
-        if self.whole:
-            return -(-count // self.numbers)
-        return -(-count * self.bits // self.word)
-
-
-def _unpack_table(words: NDArray[Any], layout: PackingLayout, axis: int) -> U8:
-    """Return the values of a table of unsigned words, packed along an axis (0 or 1).
-
-    If the words end within a repetition of the layout, the missing values are 0.
-    """
-    missing = -words.shape[axis] % layout.words
-    if missing:
-        padding = [(0, 0), (0, 0)]
-        padding[axis] = (0, missing)
-        words = np.pad(words, padding)
-    bits, numbers, width = layout.bits, layout.numbers, layout.words
-    rows, columns = words.shape
-    if axis:
-        grouped = words.reshape(rows, columns // width, width)
-        made = np.empty((rows, columns // width, numbers), np.uint8)
-    else:
-        grouped = np.moveaxis(words.reshape(rows // width, width, columns), 1, 2)
-        made = np.moveaxis(np.empty((rows // width, numbers, columns), np.uint8), 1, 2)
-    mask = words.dtype.type((1 << bits) - 1)
-    for index in range(numbers):
-        place, shift = divmod(index * bits, layout.word)
-        level = grouped[..., place] >> words.dtype.type(shift)
-        if shift + bits > layout.word:
-            level |= grouped[..., place + 1] << words.dtype.type(layout.word - shift)
-        level &= mask
-        made[..., layout.order[index] if layout.order else index] = level
-    if axis:
-        return made.reshape(rows, -1)
-    return np.moveaxis(made, 2, 1).reshape(-1, columns)
 
 
 class Region(NamedTuple):
@@ -186,35 +127,33 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class PackedNumbers:
-    """Values that are packed along an axis (0 or 1) of a table of words.
+    """Values that are packed in a table of words.
 
     `plus` is added to each value, modulo 2^bits. With `signed`, the upper half of the range is
     negative.
     """
 
     table: Table
-    layout: PackingLayout
-    axis: int
+    packing: Packing
     plus: int = 0
     signed: bool = False
 
     def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
         """Return a rectangle as uint8, or as int8 for signed values."""
-        along = region if self.axis else region.transposed
-        numbers, words = self.layout.numbers, self.layout.words
-        first = along.left // numbers
+        packing, axis = self.packing, self.packing.axis
+        along = region if axis else region.transposed
+        first = along.left // packing.numbers
+        skip, count = along.left - first * packing.numbers, along.right - along.left
         # The last repetition can have fewer words than a full one.
-        beyond = first * words + self.layout.words_of(along.right - first * numbers)
-        cut = along._replace(left=first * words, right=beyond)
-        stored = self.table.read(inputs, cut if self.axis else cut.transposed)
-        levels = _unpack_table(stored.view(f"u{stored.itemsize}"), self.layout, self.axis)
-        skip, count = along.left - first * numbers, along.right - along.left
-        levels = levels[:, skip : skip + count] if self.axis else levels[skip : skip + count]
-        mask = np.uint8((1 << self.layout.bits) - 1)
+        beyond = first * packing.words + packing.words_of(skip + count)
+        cut = along._replace(left=first * packing.words, right=beyond)
+        stored = self.table.read(inputs, cut if axis else cut.transposed)
+        levels = unpack_table(stored.view(f"u{stored.itemsize}"), packing)
+        levels = levels[:, skip : skip + count] if axis else levels[skip : skip + count]
         if self.plus:
-            levels = levels + np.uint8(self.plus) & mask
+            levels = levels + np.uint8(self.plus) & np.uint8((1 << packing.bits) - 1)
         if self.signed:
-            half = 1 << (self.layout.bits - 1)
+            half = 1 << (packing.bits - 1)
             return (levels ^ np.uint8(half)).view(np.int8) - np.int8(half)
         return levels
 

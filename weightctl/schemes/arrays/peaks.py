@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.schemes.encoding.compiled import find_magnitude
-from weightctl.schemes.encoding.search import find_ratio
+from weightctl.schemes.arrays.compiled import find_magnitude
+from weightctl.schemes.arrays.search import find_ratio
 from weightctl.weights.steps.numbers import read_blocks, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32
-    from weightctl.schemes.encoding.rounding import Rounding
-    from weightctl.schemes.encoding.search import ScaleSearch
+    from weightctl.schemes.arrays.rounding import Rounding
+    from weightctl.schemes.arrays.search import ScaleSearch
     from weightctl.weights.derived import ReadableTensor
 
 # The number of values that are rounded at a time.

@@ -14,21 +14,23 @@ from weightctl.codecs.loss import Loss, sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.kernels import active
-from weightctl.schemes.encoding.compiled import RoundedTile, round_in_one_pass
-from weightctl.schemes.encoding.peaks import TILE, SharedPeak, make_finite
-from weightctl.schemes.encoding.repacking import repack
-from weightctl.schemes.encoding.rounding import Codes, shape_of
-from weightctl.schemes.encoding.search import has_one_scale, search_codes
+from weightctl.schemes.arrays.blocks import repack
+from weightctl.schemes.arrays.compiled import RoundedTile, round_in_one_pass
+from weightctl.schemes.arrays.packing import pack_table, transpose_words
+from weightctl.schemes.arrays.peaks import TILE, SharedPeak, make_finite
+from weightctl.schemes.arrays.rounding import Codes, shape_of
+from weightctl.schemes.arrays.search import has_one_scale, search_codes
+from weightctl.schemes.layout import ConstantPart, PartContent
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.numbers import read_blocks, read_floats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.encoding.rounding import Rounding
-    from weightctl.schemes.encoding.search import ScaleSearch, SearchedCodes
+    from weightctl.schemes.arrays.search import ScaleSearch, SearchedCodes
+    from weightctl.schemes.layout import StoredPart, WeightEncoding
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 
@@ -38,41 +40,6 @@ _COLUMN_BAND = 1 << 23
 _ROWS = 8
 # The number of bytes of packed values that are kept, and of the tensors beside them.
 _MOST_VALUES, _MOST_BESIDE = 16 << 20, 64 << 20
-
-
-class StoredPart(NamedTuple):
-    """A tensor that a weight is stored in: the ending of its name, its shape and encoding.
-
-    Each unit of the weight fills `unit` bytes, the last can fill fewer; if it is 0, the part is the
-    same for the whole weight. A part that does not depend on the values has its `content` instead.
-    """
-
-    ending: str
-    shape: tuple[int, ...]
-    encoding: str
-    unit: int = 0
-    content: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WeightEncoding:
-    """How a weight is rounded and packed; it is a table of `rows` x `columns` values.
-
-    `unit` rows of the table, or columns if it is `by_columns`, are packed together. `pack` returns
-    the bytes of the parts that depend on the values, in their order; the first has the packed
-    values. If it is `by_columns`, columns of the table become rows, and `pack` gets a multiple of 8
-    rows. `needs_peak` states that the rounding depends on the largest magnitude of the whole
-    weight, which `pack` gets too.
-    """
-
-    parts: tuple[StoredPart, ...]
-    rows: int
-    columns: int
-    rounding: Rounding
-    pack: Callable[[Codes, np.float32], Sequence[U8]]
-    unit: int = 1
-    by_columns: bool = False
-    needs_peak: bool = False
 
 
 class _Tile(NamedTuple):
@@ -165,11 +132,11 @@ class EncodedWeight:
         place = 0
         for part in self.encoding.parts:
             name = layer + part.ending
-            if part.content is None:
-                yield name, DerivedTensor(name, _PackedPart(self, part, place), [self.tensor])
-                place += 1
+            if isinstance(part, ConstantPart):
+                yield name, DerivedTensor(name, _ConstantTensor(part, self.label), [self.tensor])
             else:
-                yield name, DerivedTensor(name, _ConstantPart(part, self.label), [self.tensor])
+                yield name, DerivedTensor(name, _PackedTensor(self, part, place), [self.tensor])
+                place += 1
 
     @property
     def band(self) -> int:
@@ -195,16 +162,16 @@ class EncodedWeight:
 
     def _make(self, number: int) -> _Band:
         made = self.encoding
-        peak = self.peak.find() if made.needs_peak else np.float32(0)
+        peak = self.peak.find() if made.rounding.needs_peak else np.float32(0)
         step = self.band * made.unit
         first = number * step
         last = min(first + step, made.columns if made.by_columns else made.rows)
-        packed: list[Sequence[U8]] = []
+        packed: list[list[U8]] = []
         loss = Loss(0)
         # Overflows make the error infinite or NaN.
         with np.errstate(all="ignore"):
             for codes, measured in self._round_tiles(first, last, peak):
-                packed.append(made.pack(codes, peak))
+                packed.append(_pack(made, codes, peak))
                 loss += measured
         if len(packed) == 1:
             parts = packed[0]
@@ -285,7 +252,7 @@ class EncodedWeight:
         else:
             weights = search.find_weights(first * made.columns, shape_of(values))
         ratio = None
-        if made.needs_peak and has_one_scale(made.rounding):
+        if has_one_scale(made.rounding):
             ratio = self.peak.find_ratio(made.rounding)
         return search_codes(made.rounding, values, peak, weights, ratio)
 
@@ -321,8 +288,31 @@ class EncodedWeight:
         return _Tile(values.reshape(bottom - top, columns), nonfinite, blocks)
 
 
+def _pack(encoding: WeightEncoding, made: Codes, peak: np.float32) -> list[U8]:
+    """Return the bytes of a tile in each tensor that depends on the values."""
+    return [
+        _pack_part(encoding, part, made, peak)
+        for part in encoding.parts
+        if not isinstance(part, ConstantPart)
+    ]
+
+
+def _pack_part(encoding: WeightEncoding, part: StoredPart, made: Codes, peak: np.float32) -> U8:
+    rounding, transposed = encoding.rounding, encoding.by_columns
+    if part.content is PartContent.SCALES:
+        return transpose_words(made.scales, part.size) if transposed else made.scales
+    if part.content is PartContent.WHOLE_SCALE:
+        return np.array([rounding.scale_of_weight(peak)], np.float32).view(np.uint8)
+    table = made.codes
+    if part.content is PartContent.OFFSETS:
+        groups = table.shape[1] // rounding.grid.columns
+        zeros = np.full((len(table), groups), part.zero, np.uint8)
+        table = zeros if made.offsets is None else made.offsets
+    return pack_table(table, part.packing, transposed=transposed) if part.packing else table
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _PackedPart:
+class _PackedTensor:
     """A tensor that a weight is stored in; `place` is its index in a band."""
 
     weight: EncodedWeight
@@ -332,7 +322,7 @@ class _PackedPart:
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the shape and the encoding of the part."""
         del inputs
-        return self.part.shape, ENCODINGS[self.part.encoding]
+        return self.weight.encoding.shape_of(self.part), ENCODINGS[self.part.encoding]
 
     def read_into(
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
@@ -340,7 +330,7 @@ class _PackedPart:
         """Round the bands of a byte range; the loss of a band is part of that of its first byte."""
         del inputs
         out = np.frombuffer(buffer, np.uint8)
-        size = self.weight.band * self.part.unit
+        size = self.weight.band * self.weight.encoding.unit_bytes(self.part)
         stop = start + out.size
         total: Loss | None = None
         for number in range(start // size, -(-stop // size)) if size else (0,):
@@ -358,10 +348,10 @@ class _PackedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class _ConstantPart:
+class _ConstantTensor:
     """A tensor beside a weight that does not depend on its values."""
 
-    part: StoredPart
+    part: ConstantPart
     label: str
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
@@ -373,7 +363,7 @@ class _ConstantPart:
         self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
     ) -> None:
         del inputs
-        buffer[:] = (self.part.content or b"")[start : start + len(buffer)]
+        buffer[:] = self.part.raw[start : start + len(buffer)]
 
     def __str__(self) -> str:
         return f"of {self.label}"

@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.codecs.loss import sum_squares_and_error
-from weightctl.schemes.encoding.floats import Coded, Float8, Microscaled4, Microscaled8
-from weightctl.schemes.encoding.integers import Affine, Biased, RowScaled
-from weightctl.schemes.encoding.rounding import Clips, Codes, reduce_blocks
+from weightctl.schemes.arrays.rounding import (
+    Affine,
+    Biased,
+    Clips,
+    Codes,
+    Float8,
+    Microscaled4,
+    Microscaled8,
+    reduce_blocks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32
     from weightctl.formats.imatrix.entry import ColumnWeights
-    from weightctl.schemes.encoding.rounding import Rounding
+    from weightctl.schemes.arrays.rounding import Rounding
 
 # If the importance of all columns is at most this, it is ignored.
 _NEGLIGIBLE = 1e-30
@@ -192,15 +199,10 @@ def find_ratio(
 
 def has_one_scale(rounding: Rounding) -> bool:
     """Whether the whole weight has one scale."""
-    return isinstance(rounding, Float8) and not rounding.columns
+    return not rounding.grid.columns
 
 
 def find_block(rounding: Rounding, width: int) -> tuple[int, int]:
     """Return the number of rows and columns that share a scale, in rows of `width` values."""
-    match rounding:
-        case Float8(rows=rows, columns=columns) if columns:
-            return rows, columns
-        case Coded() | RowScaled() | Float8():
-            return 1, width
-        case _:
-            return 1, getattr(rounding, "columns", width)
+    grid = rounding.grid
+    return max(1, grid.rows), min(grid.columns or width, width)

@@ -1,30 +1,39 @@
-"""Values of quantized weights: scaled integers, and codes in a row of bytes."""
+"""Values of quantized weights: scaled integers, codes in a row of bytes, scales of whole weights.
+
+NVFP4 has a scale for the whole weight: compressed-tensors divides the scales of blocks by it,
+ModelOpt multiplies them by it. llama.cpp multiplies the values of ggml's blocks (the products with
+these) by a tensor `NAME.scale`. Each of these rounds in float32 at another place.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from weightctl.schemes.decoding.tables import Region
+from weightctl.codecs.scalar import convert, unpack
+from weightctl.dtype import DType
+from weightctl.schemes.arrays.rounding import E2M1
+from weightctl.schemes.arrays.tables import Region
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import F32
-    from weightctl.schemes.decoding.tables import NumberTable, PerBlock, Table
+    from weightctl.codecs.base import F32, U8
+    from weightctl.dtype import Encoding
+    from weightctl.schemes.arrays.tables import NumberTable, PerBlock, Table
     from weightctl.weights.derived import ReadableTensor
 
 # The number of elements that fit into the processor's cache for all steps.
 _BAND = 1 << 16
-# The values of 4-bit floats by code: a sign, two bits of exponent, one of mantissa.
-E2M1: tuple[float, ...] = (
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-)  # fmt: skip
+# All scales of blocks that are numbers, and the magnitudes of all codes.
+_SCALES = np.arange(0x7F, dtype=np.uint8)
+_MAGNITUDES = np.array(E2M1[:8], np.float32)
 
 
 class WeightValues(Protocol):
@@ -164,3 +173,80 @@ class CodedRow:
         np.multiply(made, scales[blocks - blocks[0]], out=made)
         np.add(made, np.float32(nested.offset), out=made)
         return made
+
+
+class Blocks(Protocol):
+    """A weight that can be read as blocks, in rectangles."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding of the blocks."""
+        ...
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /, *, transposed: bool) -> U8:
+        """Return a rectangle as rows of bytes; with `transposed` its columns become the rows."""
+        ...
+
+
+class ScaleUse(Enum):
+    """What a scale of a whole weight does: to the scales of its blocks, or to its values."""
+
+    DIVIDES = "divides the scales of blocks"
+    MULTIPLIES = "multiplies the scales of blocks"
+    MULTIPLIES_VALUES = "multiplies values"
+
+
+class WholeScale(NamedTuple):
+    """The scale of a whole weight, or of each of its matrices, shape (n,), and its use."""
+
+    values: F32
+    use: ScaleUse
+
+    def is_usable(self) -> bool:
+        """Whether all scales are positive numbers, whose inverses are too."""
+        with np.errstate(all="ignore"):
+            inverse = np.float32(1) / self.values
+        return bool((np.isfinite(inverse) & (inverse > 0) & (self.values > 0)).all())
+
+    def is_one(self) -> bool:
+        return bool((self.values == 1).all())
+
+    def put_to(self, use: ScaleUse) -> tuple[WholeScale, bool]:
+        """Return the scale for another use, and whether all values stay the same, bit for bit."""
+        values = self.values
+        if use is self.use:
+            return self, True
+        if ScaleUse.DIVIDES in {use, self.use}:
+            values = (np.float32(1) / values).astype(np.float32)
+        made = WholeScale(values, use)
+        return made, bool(np.array_equal(self._restore_all(), made._restore_all()))
+
+    def _restore_all(self) -> F32:
+        """Return the values of all codes at all scales of blocks, for each scale of a matrix."""
+        scales: F32 = convert(unpack(_SCALES, DType.float8_e4m3fn), DType.float32)
+        scales, whole = scales[None, :, None], self.values[:, None, None]
+        with np.errstate(all="ignore"):
+            if self.use is ScaleUse.MULTIPLIES_VALUES:
+                return scales * _MAGNITUDES * whole
+            made = scales / whole if self.use is ScaleUse.DIVIDES else scales * whole
+            return made * _MAGNITUDES
+
+
+class Decoding(NamedTuple):
+    """How a weight is computed from its tensors.
+
+    `shape` is that of the weight, whose `values` are one matrix or several; with `transposed`,
+    their columns are the rows of the weight. `bits` is the width of the stored integers and
+    `middle` the zero point of a symmetric range; `bits` is 0 if they do not fit blocks of ggml.
+    `microscaled` is the weight as MXFP4 or NVFP4, with rows as they are stored, if that is
+    possible. `whole` is the scale of the whole weight, or of each of its matrices, which ggml's
+    blocks of NVFP4 lack.
+    """
+
+    shape: tuple[int, ...]
+    values: WeightValues
+    transposed: bool = False
+    bits: int = 0
+    middle: int = 0
+    microscaled: Blocks | None = None
+    whole: WholeScale | None = None

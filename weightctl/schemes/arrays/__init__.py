@@ -1,0 +1,1 @@
+"""The array code of schemes, which uses NumPy: decoding, rounding and packing of weights."""
