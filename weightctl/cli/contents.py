@@ -16,7 +16,7 @@ from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.schemes.adapters import adapter
 from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.text.sizes import format_size
-from weightctl.translate.clip_names import is_openai_clip
+from weightctl.translate.layouts import find_layout
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.nodes import build_tree, natural
 from weightctl.weights.tree import header_of, root_of, source_of
@@ -153,7 +153,7 @@ class Contents:
             found.append(stated if isinstance(stated, str) else "")
         if not found[1] and (diffusion := find_diffusion(header_of(self.weights))) is not None:
             found[1] = diffusion.architecture
-        if not found[1] and is_openai_clip(header_of(self.weights)):
+        if not found[1] and find_layout(header_of(self.weights)) == "clip":
             found[1] = "clip"
         if not found[1]:
             found[1] = find_blinkdl(header_of(self.weights)) or ""

@@ -11,8 +11,7 @@ DEFAULT_TASK = 2 << 30
 class Names(Enum):
     """The naming convention of an output: by default the target's, for supported families.
 
-    `OPENAI` exists for Whisper and CLIP models only, which `translate.whisper` and `translate.clip`
-    translate.
+    `OPENAI` exists for Whisper and CLIP models only.
     """
 
     AUTO = "auto"

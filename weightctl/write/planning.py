@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
-from weightctl.formats import FORMATS
 from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.arrangement import select
@@ -20,9 +19,8 @@ from weightctl.plan.rename import rename as renamed
 from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.schemes.matching import list_scheme_tensors
-from weightctl.system.registry import load_entry_points
 from weightctl.text.wording import pluralize
-from weightctl.translate.clip_names import is_openai_clip
+from weightctl.translate.layouts import plan_layout
 from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.translate.plans import ModelPart, plan_of
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
@@ -34,16 +32,9 @@ if TYPE_CHECKING:
     from weightctl.adapters.reading import AdapterLike
     from weightctl.plan.choices import OptionalPart
     from weightctl.plan.plan import Item, Plan
-    from weightctl.translate.clip import ClipConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.write.conversion import Conversion
     from weightctl.write.targets import Target
-
-# The group of entry points whose values are functions that plan to store a model with the names of
-# other programs, or return None.
-_LAYOUTS = "weightctl.layouts"
-# A size in the metadata of all Whisper models with OpenAI's names.
-_OF_WHISPER = "dims.n_vocab"
 
 
 class ModelParts(NamedTuple):
@@ -123,7 +114,7 @@ def make_plan(
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     if not is_kept:
         own = _plan_adapter(tree, where, names, None if base is None else os.fspath(base))
-        own = own or _plan_clip(tree, where, names) or _plan_layout(tree, where, names)
+        own = own or plan_layout(tree, where.format, names, is_model=where.file_name is not None)
         if own is not None:
             return select(own, include, exclude)
     plan = plan_of(
@@ -170,32 +161,6 @@ def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | Non
     from weightctl.adapters.gguf_file import plan_adapter
 
     return plan_adapter(tree, base)
-
-
-def _plan_clip(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
-    """Return the plan for a CLIP model whose names change; None for any other plan."""
-    is_model = where.file_name is not None
-    is_to_hugging_face = names is Names.HF or (names is Names.AUTO and is_model)
-    if names is not Names.OPENAI and not (is_to_hugging_face and is_openai_clip(header_of(tree))):
-        return None
-    from weightctl.translate.clip import plan_clip
-
-    wanted: ClipConvention = "openai" if names is Names.OPENAI else "hugging_face"
-    return plan_clip(tree, where.format, wanted, is_model=is_model)
-
-
-def _plan_layout(tree: Checkpoint, where: Target, names: Names) -> Plan | None:
-    """Return the plan for a model in a layout of a package's; None for any other plan."""
-    is_asked = where.format not in FORMATS or names is Names.OPENAI
-    if not is_asked and _OF_WHISPER not in header_of(tree).metadata:
-        return None
-    for _, plan_layout in load_entry_points(_LAYOUTS):
-        plan: Plan | None = plan_layout(
-            tree, where.format, names, is_model=where.file_name is not None
-        )
-        if plan is not None:
-            return plan
-    return None
 
 
 class Merge(NamedTuple):

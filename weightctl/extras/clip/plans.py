@@ -12,11 +12,13 @@ from math import isqrt
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from weightctl.errors import ArchitectureError
+from weightctl.extras.clip.names import IGNORED, JIT_SIZES, list_clip_pairs
 from weightctl.formats.huggingface import CONFIG, OPEN_CLIP, config, is_config_of, json_document
+from weightctl.plan.choices import Names
 from weightctl.plan.plan import Plan
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names, pluralize
-from weightctl.translate.clip_names import IGNORED, JIT_SIZES, is_openai_clip, list_clip_pairs
+from weightctl.translate.layouts import find_layout
 from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
 from weightctl.weights.metadata import text
 from weightctl.weights.steps.rows import RowRange
@@ -27,7 +29,7 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.translate.clip_names import ClipPair
+    from weightctl.extras.clip.names import ClipPair
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header
 
@@ -65,11 +67,23 @@ _UNSTATED = (
 
 def find_clip(header: Header) -> ClipConvention | None:
     """Return the naming convention of a CLIP model; None if a checkpoint is not one."""
-    if is_openai_clip(header):
+    if find_layout(header) == "clip":
         return "openai"
     document = config(header.files)
     is_clip = document.get("model_type") == "clip" and is_config_of(document, header)
     return "hugging_face" if is_clip else None
+
+
+def plan_layout(
+    weights: Checkpoint, format_name: str, names: Names, *, is_model: bool
+) -> Plan | None:
+    """Return the plan for a CLIP model whose names change; None for any other plan."""
+    is_openai = find_layout(header_of(weights)) == "clip"
+    is_to_hugging_face = names is Names.HF or (names is Names.AUTO and is_model)
+    if names is not Names.OPENAI and not (is_to_hugging_face and is_openai):
+        return None
+    wanted: ClipConvention = "openai" if names is Names.OPENAI else "hugging_face"
+    return plan_clip(weights, format_name, wanted, is_model=is_model)
 
 
 def plan_clip(

@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.weights.info import Header
-
 # How the tensors of Hugging Face make one of OpenAI's: alone, transposed, or one after the other.
 ClipForm: TypeAlias = Literal["same", "transposed", "joined"]
 
-_MARKS = (
-    "visual.conv1.weight", "token_embedding.weight", "transformer.resblocks.0.attn.in_proj_weight",
-)  # fmt: skip
 # The sizes that OpenAI's own archives have as tensors.
 JIT_SIZES = frozenset({"input_resolution", "context_length", "vocab_size"})
 # Constants beside the weights, in either convention.
@@ -61,11 +56,6 @@ class ClipPair(NamedTuple):
     openai: str
     hugging_face: tuple[str, ...]
     form: ClipForm = "same"
-
-
-def is_openai_clip(header: Header) -> bool:
-    """Whether a checkpoint has the tensor names of OpenAI's CLIP."""
-    return all(mark in header.tensors for mark in _MARKS)
 
 
 def list_clip_pairs(names: Iterable[str]) -> list[ClipPair]:

@@ -1,0 +1,1 @@
+"""CLIP models in the names of OpenAI and OpenCLIP, and in those of Hugging Face."""
