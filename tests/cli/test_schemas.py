@@ -116,6 +116,13 @@ ASKED = {
 }
 
 
+# What other commands make of the checkpoints, for those that read it.
+MADE_BY = {
+    "apply": "diff tiny-llama tiny-llama/model.safetensors --patch tiny.patch --force",
+    "extract": "merge tiny-llama tiny-adapter tuned --dtype f32 --force",
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_in = tmp_path_factory.mktemp("checkpoints")
@@ -166,6 +173,8 @@ def test_a_schema_describes_every_property_and_allows_no_other(name: str) -> Non
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_command_prints_is_as_its_schema_says(name: str, folder: Path) -> None:
     validator = Draft202012Validator(schema(name))
+    if name in MADE_BY:
+        weightctl(*MADE_BY[name].split(), cwd=folder)
     for arguments in ASKED[name]:
         done = weightctl(name, *arguments.split(), "--json", cwd=folder)
         lines = done.stdout.splitlines()

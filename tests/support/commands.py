@@ -119,11 +119,16 @@ def _run_with(function: Callable[[], int], words: list[str], cwd: Path, *streams
 
 
 def _run_main() -> NoReturn:
-    start_clock()
-    vars(TRAFFIC).update(TrafficCounts()._asdict())  # the counts of one command
+    _start_counts()
     from weightctl.cli import main  # tests of codecs run where Typer is not installed
 
     main()
+
+
+def _start_counts() -> None:
+    """Let time and traffic be those of one command."""
+    start_clock()
+    vars(TRAFFIC).update(TrafficCounts()._asdict())
 
 
 def _end(function: Callable[[], int]) -> int:
@@ -198,6 +203,7 @@ def asked(*arguments: str | Path) -> Result:
 
     from weightctl.cli.shard import app
 
+    _start_counts()
     return CliRunner().invoke(app, list(map(str, arguments)))
 
 
