@@ -178,6 +178,11 @@ def test_what_is_whole_has_no_cuts() -> None:
             r"the segments 6 \+ 4 do not add up to 9",
             "",
         ),
+        (
+            lambda: segmented(matrix(9, 2), 4, (6, 3)),
+            "a segment has only 3 elements",
+            "1 to 3 ranks work",
+        ),
         (lambda: stacked_qkv(matrix(9, 2), 2, heads=4, kv_heads=2, head_dim=2), "9 rows", ""),
         (
             lambda: stacked_qkv(matrix(30, 2), 4, heads=9, kv_heads=3, head_dim=2),

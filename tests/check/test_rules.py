@@ -15,6 +15,7 @@ from build import F32, Gguf, Tensor
 from check_files import FAULTS, INDEX, change, change_index, cut_file, make_models
 from conftest import ROOT
 from each import each
+from lazy import load_file, save_file
 from weightctl.check import RULES, CheckedModel, check
 from weightctl.system.registry import load
 
@@ -67,6 +68,18 @@ def test_a_key_that_tensors_contradict_is_found_in_the_config(models: Path, tmp_
     assert "`vocab_size` is 513; 512 would fit" in of_key.hint
     assert of_tensors
     assert not any(each.hint for each in of_tensors)
+
+
+def test_all_ranks_of_the_matrices_of_an_adapter_are_named(models: Path, tmp_path: Path) -> None:
+    path = copied(models / "adapter", tmp_path)
+    matrices = load_file(path / "adapter_model.safetensors")
+    pair = "base_model.model.model.layers.1.self_attn.q_proj.lora_{}.weight"
+    matrices[pair.format("A")] = matrices[pair.format("A")][:2].clone()
+    matrices[pair.format("B")] = matrices[pair.format("B")][:, :2].clone()
+    save_file(matrices, path / "adapter_model.safetensors")
+    (found,) = find("adapter-rank", path)
+    assert found.text == "is 4, and the matrices have the rank 2, 4"
+    assert not found.changes
 
 
 def copied(path: Path, folder: Path) -> Path:

@@ -69,6 +69,23 @@ def test_a_heat_map_shows_the_layer_that_differs(tmp_path: Path) -> None:
     assert "mlp.up" in [text_of(label) for label in titled[title].iter("text")]
 
 
+def test_of_the_experts_of_a_layer_the_one_that_differs_most_is_shown(tmp_path: Path) -> None:
+    noise = np.random.default_rng(2).standard_normal((8, 16), np.float32)
+    up = "model.layers.{}.experts.{}.up.weight"
+    more = {up.format(layer, expert): noise for layer in range(4) for expert in range(3)}
+    more[up.format(1, 0)] = noise * np.float32(0.3)
+    more[up.format(1, 1)] = noise * np.float32(2)
+    more[up.format(2, 0)] = noise * np.float32(0.6)
+    more[up.format(2, 1)] = noise * np.float32(2)
+    (picture,) = [
+        svg
+        for svg in page(make(tmp_path, **more)).iter("svg")
+        if svg.get("aria-label", "").startswith("Standard deviation")
+    ]
+    shown = {text.split(" ")[0] for text in cells(picture) if "experts" in text}
+    assert shown >= {up.format(1, 0), up.format(2, 1)}
+
+
 def test_ranks_are_on_the_page_if_they_were_estimated(tmp_path: Path) -> None:
     model = make(tmp_path, thin=np.ones((6, 4), np.float32))
     assert "Effective rank" not in text_of(page(model))

@@ -58,6 +58,14 @@ def test_the_smallest_block_is_chosen(share: float, method: Method) -> None:
     assert encode_chunk(OLD, change(share, 2), 2).method is method
 
 
+def test_a_short_chunk_is_stored_anew_where_that_is_smaller_than_its_changes() -> None:
+    old = np.zeros(32 << 10, "<u2")
+    old[::8] = RANDOM.integers(1, 1 << 16, 4 << 10)
+    block = encode_chunk(old.tobytes(), bytes(64 << 10), 2)
+    assert block.method is Method.NEW
+    assert len(block.data) < 100
+
+
 def test_random_bytes_are_stored_and_repeated_bytes_are_compressed() -> None:
     assert encode_chunk(None, OLD, 2).method is Method.STORED
     assert encode_chunk(None, bytes(4096), 2).method is Method.NEW

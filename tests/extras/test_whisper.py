@@ -141,6 +141,12 @@ def test_tokens_are_read_from_each_kind_of_file(write: Any, tmp_path: Path) -> N
     assert read_vocabulary(str(tmp_path), 51865) == WORDS
 
 
+def test_only_words_between_both_marks_of_special_tokens_are_left_out(tmp_path: Path) -> None:
+    words = ["a", "<|", "|>", "<|en|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(words)}))
+    assert read_vocabulary(str(tmp_path), 51865) == words[:3]
+
+
 @pytest.mark.parametrize(
     ("vocabulary", "message"),
     [

@@ -60,6 +60,11 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("modernbert", alike("full_attention", 5), "none of its layers has a sliding window"),
     ("modernbert", alike("sliding_attention", 5), "all of its layers have a sliding window"),
     ("bamba", {"attn_layer_indices": []}, "none of its layers has attention"),
+    ("ernie4_5_moe", {"moe_layer_interval": 2}, "layers after the first 1 have no experts"),
+    ("dots1", {"num_key_value_heads": 2}, "it has 4 query heads and 2 KV heads"),
+    ("deepseek_v2", {"q_lora_rank": None}, "supports 3 layers only with latent queries"),
+    ("deepseek_v4", {"hc_mult": 2}, "supports only 4 streams of vectors"),
+    ("kimi_linear", {"q_lora_rank": 32}, "its queries are computed from latent vectors"),
     # Others of these kinds.
     *((name, TIED, NO_OUTPUT) for name in (
         "apertus", "bailingmoe", "dots1", "exaone_moe", "gpt_oss", "mimo2", "minimax_m2",
@@ -103,7 +108,7 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-@each("name, changes, reason", usual(UNLOADED[:13], UNLOADED))
+@each("name, changes, reason", usual(UNLOADED[:18], UNLOADED))
 def test_what_llama_cpp_does_not_load_is_not_written(
     name: str, changes: dict[str, Any], reason: str
 ) -> None:

@@ -334,6 +334,24 @@ def test_names_are_known_without_their_prefix(make: Any, prefix: str) -> None:
     assert (found.missing, found.unexpected) == ([], [])
 
 
+# Their files have the names of the bare model.
+BARE = {
+    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "nomic_bert", "roberta",
+    "xlm_roberta",
+}  # fmt: skip
+
+
+@each("name", FAMILIES)
+def test_the_names_of_layers_begin_with_what_the_bare_model_leaves_out(name: str) -> None:
+    family = FAMILIES[name].load()
+    names = [
+        tensor.hugging_face
+        for tensor in family.tensors(config(name))
+        if tensor.module.startswith("layers.") and tensor.hugging_face
+    ]
+    assert {each.startswith(family.prefix) for each in names} == {name not in BARE}
+
+
 def test_names_are_known_with_a_prefix_that_the_bare_model_lacks() -> None:
     model = small_models.bert()
     found = recognize(held(model, lambda name: f"bert.{name}"), model.config.to_dict())

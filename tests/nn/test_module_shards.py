@@ -44,12 +44,16 @@ def sum_of(shards: Sequence[Module]) -> Callable[[Value], Value]:
     [
         lambda: Attention(8, 4, kv_heads=2, bias=True),
         lambda: Attention(8, 4, kv_heads=2, fused=True, bias=True, transposed=True),
+        lambda: Attention(8, 4, kv_heads=2, fused=True, norm_epsilon=1e-5, norms_apart=True),
         lambda: MLP(8, 5, "gelu"),
         lambda: GatedMLP(8, 5, "silu", fused=True, bias=True),
         lambda: MixtureOfExperts(8, 6, "silu", count=3, used=2),
     ],
-    ids=["attention", "transposed fused attention", "mlp", "fused mlp", "mixture"],
-)
+    ids=[
+        "attention", "transposed fused attention", "fused normed attention", "mlp", "fused mlp",
+        "mixture",
+    ],
+)  # fmt: skip
 def test_the_shards_of_a_layer_cut_by_its_own_rule_sum_up_to_what_it_gives(
     make: Callable[[], Any],
 ) -> None:

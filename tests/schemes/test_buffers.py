@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from each import each
 from weightctl.dtype import ENCODINGS
-from weightctl.schemes.buffers import is_buffer
+from weightctl.schemes.buffers import is_activation_scale, is_buffer
 from weightctl.weights import TensorInfo
 
 
@@ -68,3 +68,9 @@ def test_what_no_optimizer_trains_is_a_buffer(name: str, shape: tuple[int, ...])
 )
 def test_what_is_trained_is_not_a_buffer(name: str, shape: tuple[int, ...]) -> None:
     assert not is_buffer(TensorInfo(name, shape, ENCODINGS["F32"]))
+
+
+def test_a_scale_of_activations_has_at_most_an_element_for_each_channel_of_a_cache() -> None:
+    for size, is_scale in ((1, True), (1 << 14, True), ((1 << 14) + 1, False)):
+        found = TensorInfo("model.layers.0.self_attn.k_scale", (size,), ENCODINGS["F32"])
+        assert is_activation_scale(found) == is_scale

@@ -169,6 +169,7 @@ def test_settings_that_transformers_writes_are_known() -> None:
     [
         ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transform_config"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, r"sparsity_config\.format"),
+        ({"sparsity_config": {"format": "float-quantized"}}, r"sparsity_config\.format"),
         ({"format": "marlin-24"}, "format"),
         ({"quant_method": "vptq"}, "quant_method"),
         ({"zero_point": False}, "zero_point"),

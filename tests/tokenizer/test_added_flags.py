@@ -79,6 +79,25 @@ def test_a_token_that_transformers_looks_for_in_normalized_text_is_noted(tmp_pat
     assert read(tmp_path).notes == ()
 
 
+def test_a_token_that_the_vocabulary_does_not_list_comes_back_outside_of_it(
+    tmp_path: Path,
+) -> None:
+    with_token(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    document = json.loads(path.read_text())
+    # The id before `<added>` has no token, and the one after it is in the vocabulary.
+    entry, vocabulary = document["added_tokens"][-1], document["model"]["vocab"]
+    entry["id"] += 1
+    vocabulary["<last>"] = entry["id"] + 1
+    document["added_tokens"].append({**entry, "id": entry["id"] + 1, "content": "<last>"})
+    path.write_text(json.dumps(document))
+    again = from_metadata(to_metadata(read(tmp_path)), "model.gguf")
+    assert again is not None
+    back = json.loads(to_documents(again, "llama", {})["tokenizer.json"])["model"]["vocab"]
+    assert "<added>" not in back
+    assert back.items() >= vocabulary.items()
+
+
 def test_many_tokens_are_counted(tmp_path: Path) -> None:
     made = families.sentence_pieces("<unk>", "<s>", "</s>", first="<s>")
     made.add_tokens(

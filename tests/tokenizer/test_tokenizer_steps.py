@@ -138,6 +138,17 @@ def test_every_kind_of_the_library_is_listed(module: Any, known: set[str]) -> No
     assert kinds - ABSTRACT == known
 
 
+def test_spaces_that_are_removed_at_both_ends_are_noted_in_this_order(tmp_path: Path) -> None:
+    document = document_with("t5", "normalizer", normalizers.Strip())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    made = from_directory(str(tmp_path), 0, "llama")
+    assert made is not None
+    assert [note for note in made.notes if "removes spaces" in note] == [
+        f"transformers removes spaces at the {end} of a text; llama.cpp keeps them"
+        for end in ("end", "start")
+    ]
+
+
 @each("model", MODELS)
 @each(
     ("part", "kind"),

@@ -173,7 +173,14 @@ def test_quantized_experts_are_decoded_from_one_tensor(tmp_path: Path) -> None:
     assert "quantization" not in config
 
 
-@each("name, is_noted", [("qwen3moe", True), ("qwen2moe", False), ("granite4", True)])
+@each(
+    "name, is_noted",
+    [
+        ("qwen2moe", False), ("olmoe", False), ("ernie4_5_moe", True), ("granite4", True),
+        ("kimi_linear", True), ("lfm2_moe", True), ("minimax_m2", True), ("nemotron_h_moe", True),
+        ("qwen3moe", True), ("qwen3next", True),
+    ],
+)  # fmt: skip
 def test_a_note_names_quantized_weights_that_mlx_does_not_load(
     tmp_path: Path, name: str, is_noted: bool
 ) -> None:

@@ -393,6 +393,7 @@ def test_each_matrix_makes_about_as_much_of_a_vector_as_random_numbers_would(
     arrays = {"a": drawn(200, 100), "conv": drawn(8, 4, 3, 3), "stack": drawn(3, 40, 64)}
     result, figures = forward(Subject(stored(tmp_path / "x.safetensors", **arrays)))
     assert [each.name for each in figures.matrices] == list(arrays)
+    assert (figures.windows, figures.tokens) == (1, 0)
     for matrix in figures.matrices:
         assert matrix.gain == pytest.approx(matrix.usual, rel=0.4)
     assert not result.problems

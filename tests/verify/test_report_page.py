@@ -303,6 +303,11 @@ def test_a_deep_model_fits_the_page() -> None:
         assert height <= 400
 
 
+def test_the_ends_of_a_deep_model_and_every_tenth_layer_are_labeled() -> None:
+    labels = [text_of(each) for each in pictures(page_of("deep"))[ACTIVATIONS].iter("text")]
+    assert {"embedding", "output", *map(str, range(10, 120, 10))} <= {*labels}
+
+
 @each("name", MADE)
 def test_nothing_is_drawn_outside_a_picture(name: str) -> None:
     for svg in pictures(page_of(name)).values():

@@ -542,6 +542,23 @@ def test_weights_are_as_far_off_as_the_encoding_put_them(
         np.testing.assert_allclose(numbers_of(made), wanted, rtol=0, atol=1e-8, err_msg=pair.name)
 
 
+@each("share, is_other", [(0.1, False), (0.9, True)])
+def test_blocks_of_one_type_are_as_far_off_as_it_puts_them_if_most_were_rounded_otherwise(
+    share: float, is_other: bool, healthy: Models, tmp_path: Path
+) -> None:
+    path, module = healthy.gguf("tiny-llama", "Q4_K"), "layers.0.mlp.up.weight"
+    files = faults.read(path)
+    blocks = files.numbers(module).reshape(-1, ENCODINGS["Q4_K"].size)
+    blocks[: round(share * len(blocks)), -1] ^= 1
+    files.put(module, blocks)
+    subject, reference = Subject(files.write(tmp_path / "other.gguf")), Subject(path)
+    own, other = subject.checkpoint, reference.checkpoint
+    assert own
+    assert other
+    made = degrade(pair_tensors(subject, reference).by_module[module], own, other)
+    assert (made is not None) == is_other
+
+
 @each("is_coarser", [True, False])
 def test_an_output_that_is_a_copy_of_the_embedding_costs_what_the_embedding_does(
     is_coarser: bool, healthy: Models, tmp_path: Path
