@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.schemes.layout import Packing
 
-# The size of a word in bytes, and the order of codes in it, for which there are kernels.
+# Words and orders for which there are kernels: the size in bytes, the number of codes of a word.
 _WORD, _CODES, _HIGH_FIRST = 4, 8, (1, 0)
 
 
@@ -56,23 +56,41 @@ def pack_table(codes: U8, packing: Packing, *, transposed: bool = False) -> U8:
     If it is `transposed`, columns of `codes` are the rows of the table. The axis along which codes
     are packed is padded to whole words.
     """
-    packer, order = pair_packer(), packing.order
-    if packer is not None and codes.size and len(order) == _CODES and transposed and packing.axis:
-        words = np.empty((codes.shape[1], len(codes) // _CODES), np.uint32)
-        packer.pack_row_groups(np.ascontiguousarray(codes), codes.shape[1], bytes(order), words)
-        return words.view(np.uint8)
-    # The codes of a word become neighbors in a row.
-    rows = codes.T if transposed == (packing.axis == 1) else codes
-    missing = -rows.shape[1] % packing.numbers
+    axis = packing.axis if not transposed else 1 - packing.axis
+    missing = -codes.shape[axis] % packing.numbers
     if missing:
-        rows = np.pad(rows, ((0, 0), (0, missing)))
-    if order and order != _HIGH_FIRST:
-        groups = len(rows), rows.shape[1] // len(order), len(order)
-        rows = rows.reshape(groups)[..., list(order)].reshape(rows.shape)
-    packed = np.ascontiguousarray(rows)
-    if packing.bits < 8:
-        packed = _pack_pairs(packed, high_first=order == _HIGH_FIRST)
-    return packed if packing.axis else transpose_words(packed, packing.word // 8)
+        padding = [(0, 0), (0, 0)]
+        padding[axis] = (0, missing)
+        codes = np.pad(codes, padding)
+    if axis == 0 and transposed and packing.numbers == _CODES and codes.size:
+        packer, columns = pair_packer(), codes.shape[1]
+        if packer is not None:
+            words = np.empty((columns, len(codes) // _CODES), np.uint32)
+            order = bytes(packing.order or range(_CODES))
+            packer.pack_row_groups(np.ascontiguousarray(codes), columns, order, words)
+            return words.view(np.uint8)
+    packed = _pack_along_rows(codes, packing) if axis else _pack_along_columns(codes, packing)
+    return transpose_words(packed, packing.word // 8) if transposed else packed
+
+
+def _pack_along_rows(codes: U8, packing: Packing) -> U8:
+    if packing.order and packing.order != _HIGH_FIRST:
+        groups = codes.reshape(len(codes), codes.shape[1] // packing.numbers, packing.numbers)
+        codes = groups[..., list(packing.order)].reshape(codes.shape)
+    codes = np.ascontiguousarray(codes)
+    return (
+        codes if packing.bits == 8 else _pack_pairs(codes, high_first=packing.order == _HIGH_FIRST)
+    )
+
+
+def _pack_along_columns(codes: U8, packing: Packing) -> U8:
+    count, columns = packing.numbers, codes.shape[1]
+    groups = codes.reshape(len(codes) // count, count, columns)
+    words = np.zeros((len(groups), columns), f"u{packing.word // 8}")
+    for place, row in enumerate(packing.order or range(count)):
+        # NumPy multiplies many values at a time, but shifts one by one.
+        words |= groups[:, row] * words.dtype.type(1 << (packing.bits * place))
+    return words.view(np.uint8)
 
 
 def _pack_pairs(codes: U8, *, high_first: bool) -> U8:

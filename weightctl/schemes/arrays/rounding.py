@@ -353,7 +353,11 @@ class Biased(_Integers):
 
     def find_codes(self, blocks: F32, scales: F32, zeros: F32 | None) -> U8:
         """Return the integers nearest to values without their bias."""
-        return _Integers.find_codes(self, blocks if zeros is None else blocks - zeros, scales, None)
+        scaled: F32 = np.subtract(blocks, 0 if zeros is None else zeros)
+        scaled /= scales
+        np.rint(scaled, out=scaled)
+        np.clip(scaled, 0, self.most, out=scaled)
+        return scaled.astype(np.uint8)
 
     def read_offsets(self, raw: U8) -> F32:
         return restore_numbers(raw, self.stored)
