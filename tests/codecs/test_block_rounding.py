@@ -15,7 +15,7 @@ from weightctl.codecs.loss import sum_squares_and_error
 from weightctl.dtype import ENCODINGS
 from weightctl.kernels import active, block_rounder, levels, pair_packer
 from weightctl.schemes.arrays import packing
-from weightctl.schemes.arrays.compiled import find_magnitude, round_in_one_pass
+from weightctl.schemes.arrays.peaks import find_magnitude
 from weightctl.schemes.arrays.rounding import (
     Affine,
     Biased,
@@ -26,6 +26,7 @@ from weightctl.schemes.arrays.rounding import (
     RowScaled,
     Symmetric,
 )
+from weightctl.schemes.arrays.weight import round_in_one_pass
 from weightctl.schemes.layout import Packing
 
 if TYPE_CHECKING:

@@ -6,15 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
+from weightctl.schemes.gptq import QWEIGHT
 from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
-from weightctl.schemes.naming import (
-    BITS,
-    QWEIGHT,
-    LogicalWeight,
-    NameEndings,
-    divide_exactly,
-    tiles,
-)
+from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings, divide_exactly, tiles
 from weightctl.schemes.scheme import GROUPS, Scheme, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -138,18 +132,12 @@ def _encode(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> Weig
     """Store a weight in the GEMM layout, with float16 scales."""
     from weightctl.schemes.arrays.rounding import Affine
 
-    outputs, inputs = shape
-    return WeightEncoding(
-        parts=(
-            StoredPart(".qweight", PartContent.CODES, "I32", _PACKING),
-            StoredPart(".scales", PartContent.SCALES, "F16"),
-            StoredPart(".qzeros", PartContent.OFFSETS, "I32", _PACKING),
-        ),
-        rows=outputs,
-        columns=inputs,
-        rounding=Affine(4, options.group, "F16"),
-        by_columns=True,
+    parts = (
+        StoredPart(".qweight", PartContent.CODES, "I32", _PACKING),
+        StoredPart(".scales", PartContent.SCALES, "F16"),
+        StoredPart(".qzeros", PartContent.OFFSETS, "I32", _PACKING),
     )
+    return WeightEncoding(parts, shape, Affine(4, options.group, "F16"), by_columns=True)
 
 
 def _describe(options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import LogicalWeight, NameEndings, divide_up, read_shape
-from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, accept_any
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in _KINDS)
 _MAP, _NESTED, _NESTED_MAP = (
     ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map",
 )  # fmt: skip
+# Two codes per byte, high bits first.
+_HIGH_FIRST = Packing(4, 8, order=(1, 0))
 _OTHERS = (_MAP, _NESTED, _NESTED_MAP, *_STATES)
 
 
@@ -51,6 +53,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
 
 def _decode(stored: SchemeTensors) -> Decoding:
     """Decode codes and their scales, which can be quantized too."""
+    from weightctl.schemes.arrays.tables import PackedNumbers
     from weightctl.schemes.arrays.values import CodedRow, Decoding
 
     stored.refuse_others(*_OTHERS)
@@ -68,8 +71,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
             f"`{stored.scales.name}` has shape {list(stored.scales.shape)}, but {count} scales "
             f"are needed, one for each block of {block} values"
         )
+    # Bytes are stored as any type.
+    codes = stored.table(0)._replace(columns=stored.numbers.nbytes, word="u1")
     values = CodedRow(
-        codes=stored.table(0, stored.numbers.size),
+        codes=PackedNumbers(codes, _HIGH_FIRST),
         values=stored.floats(map_place, 16),
         scales=stored.plain(1, count),
         block=block,
@@ -124,7 +129,6 @@ _NF4 = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 _BLOCK = 64
-_HIGH_FIRST = Packing(4, 8, order=(1, 0))
 
 
 def _encode(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> WeightEncoding:
@@ -145,7 +149,7 @@ def _encode(shape: tuple[int, ...], _: SchemeOptions, scales: Encoding) -> Weigh
         ConstantPart(_MAP, "F32", (16,), pack_bytes("<16f", *_NF4)),
         ConstantPart(_STATES[0], "U8", (len(raw),), raw),
     )
-    return WeightEncoding(parts, blocks, _BLOCK, Coded(_NF4))
+    return WeightEncoding(parts, (blocks, _BLOCK), Coded(_NF4))
 
 
 def _refuse(shape: tuple[int, ...], _: SchemeOptions) -> str:
@@ -215,13 +219,12 @@ LLM_INT8 = Scheme(
 def _encode_rows(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
     from weightctl.schemes.arrays.rounding import RowScaled
 
-    rows, columns = shape
     parts = (
         StoredPart(".weight", PartContent.CODES, "I8"),
-        StoredPart(".SCB", PartContent.SCALES, "F32", shape=(rows,)),
+        StoredPart(".SCB", PartContent.SCALES, "F32", shape=shape[:1]),
         ConstantPart(".weight_format", "U8", (), b"\0"),
     )
-    return WeightEncoding(parts, rows, columns, RowScaled())
+    return WeightEncoding(parts, shape, RowScaled())
 
 
 def _describe_rows(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -240,5 +243,4 @@ BNB_INT8 = WrittenScheme(
     summary="bitsandbytes' 8-bit integers (LLM.int8()), with a scale per row",
     encode=_encode_rows,
     settings=_describe_rows,
-    refuse=accept_any,
 )

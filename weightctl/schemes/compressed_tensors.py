@@ -19,8 +19,8 @@ from weightctl.schemes.cutting import (
 from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import (
     BITS,
-    COMPRESSED,
     LogicalWeight,
+    NameEndings,
     align_counts,
     covers,
     divide_up,
@@ -32,7 +32,6 @@ from weightctl.schemes.scheme import (
     SchemeChoice,
     SchemeOptions,
     WrittenScheme,
-    refuse_groups,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +44,14 @@ if TYPE_CHECKING:
     from weightctl.schemes.naming import Candidate
     from weightctl.weights.info import TensorInfo
 
+# Integers are stored in words of I32, floats in bytes.
+COMPRESSED = NameEndings(
+    ".weight_scale", ".weight_packed", ".weight", ("I32", "U8"),
+    (
+        ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale",
+        ".input_scale", ".input_zero_point", ".input_global_scale",
+    ),
+)  # fmt: skip
 # The word of packed integers, and of packed zero points.
 _WORD, _WORD_BITS = "I32", 32
 
@@ -186,16 +193,16 @@ def _encode(
 ) -> WeightEncoding:
     from weightctl.schemes.arrays.rounding import Affine, Symmetric
 
-    (of_values, of_zeros), (rows, columns) = _packings(bits), shape
+    of_values, of_zeros = _packings(bits)
     parts: list[StoredPart | ConstantPart] = [
         StoredPart(".weight_packed", PartContent.CODES, _WORD, of_values),
         StoredPart(".weight_scale", PartContent.SCALES, scales.name),
-        ConstantPart(".weight_shape", "I64", (2,), pack_bytes("<2q", rows, columns)),
+        ConstantPart(".weight_shape", "I64", (2,), pack_bytes("<2q", *shape)),
     ]
     if not options.symmetric:
         parts.append(StoredPart(".weight_zero_point", PartContent.OFFSETS, _WORD, of_zeros))
     rounding = Symmetric if options.symmetric else Affine
-    return WeightEncoding(tuple(parts), rows, columns, rounding(bits, options.group, scales.name))
+    return WeightEncoding(tuple(parts), shape, rounding(bits, options.group, scales.name))
 
 
 def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -215,7 +222,6 @@ W4A16, W8A16 = (
         summary=f"{bits}-bit integers with a scale per group, as compressed-tensors packs them",
         encode=partial(_encode, bits),
         settings=partial(_describe, bits),
-        refuse=refuse_groups,
         defaults=SchemeOptions(group=GROUPS[0]),
         groups=GROUPS,
         has_zeros=True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
 from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
-from weightctl.schemes.naming import BITS, QWEIGHT, LogicalWeight, divide_exactly, tiles
+from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings, divide_exactly, tiles
 from weightctl.schemes.scheme import GROUPS, Scheme, SchemeOptions, WrittenScheme, refuse_groups
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from weightctl.schemes.cutting import Axes
     from weightctl.schemes.naming import Candidate
 
+# GPTQ and AWQ differ only in shapes.
+QWEIGHT = NameEndings(".scales", ".qweight", ".weight", ("I32",), (".qzeros", ".g_idx"))
 # Packing formats in which AutoRound stores zero points unchanged, unlike AutoGPTQ.
 _AUTO_ROUND = ("auto_round", "auto_round:gptqmodel")
 
@@ -115,23 +117,17 @@ def _encode(
     """Store float16 scales. Symmetric weights use version 1, others version 2."""
     from weightctl.schemes.arrays.rounding import Affine, Symmetric
 
-    (of_values, of_zeros), (outputs, inputs) = _packings(bits), shape
-    groups = (place // options.group for place in range(inputs))
+    of_values, of_zeros = _packings(bits)
+    groups = (place // options.group for place in range(shape[1]))
     order = b"".join(group.to_bytes(4, "little") for group in groups)
-    middle = 1 << (bits - 1)
-    rounding = Symmetric if options.symmetric else Affine
-    return WeightEncoding(
-        parts=(
-            StoredPart(".qweight", PartContent.CODES, "I32", of_values),
-            StoredPart(".scales", PartContent.SCALES, "F16"),
-            StoredPart(".qzeros", PartContent.OFFSETS, "I32", of_zeros, zero=middle - 1),
-            ConstantPart(".g_idx", "I32", (inputs,), order),
-        ),
-        rows=outputs,
-        columns=inputs,
-        rounding=rounding(bits, options.group, "F16"),
-        by_columns=True,
+    parts = (
+        StoredPart(".qweight", PartContent.CODES, "I32", of_values),
+        StoredPart(".scales", PartContent.SCALES, "F16"),
+        StoredPart(".qzeros", PartContent.OFFSETS, "I32", of_zeros, zero=(1 << (bits - 1)) - 1),
+        ConstantPart(".g_idx", "I32", shape[1:], order),
     )
+    rounding = Symmetric if options.symmetric else Affine
+    return WeightEncoding(parts, shape, rounding(bits, options.group, "F16"), by_columns=True)
 
 
 def _describe(bits: int, options: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:

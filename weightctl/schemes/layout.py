@@ -94,17 +94,24 @@ class ConstantPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightEncoding:
-    """How a weight, a table of `rows` x `columns` values, is rounded and stored.
+    """How a weight is rounded and stored, as a table whose columns are its last axis.
 
     The first part has the codes. If it is `by_columns`, columns of the weight are rows of the
     stored tables.
     """
 
     parts: tuple[StoredPart | ConstantPart, ...]
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
     rounding: Rounding
     by_columns: bool = False
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
 
     @property
     def unit(self) -> int:

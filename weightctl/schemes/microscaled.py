@@ -13,18 +13,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS, DType
-from weightctl.schemes.compressed_tensors import describe_compressed
+from weightctl.schemes.compressed_tensors import COMPRESSED, describe_compressed
 from weightctl.schemes.cutting import Along, cut_companion, cut_packed
 from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
-from weightctl.schemes.naming import (
-    COMPRESSED,
-    MLX,
-    SCALED,
-    LogicalWeight,
-    NameEndings,
-    divide_exactly,
-)
-from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.mlx import MLX
+from weightctl.schemes.naming import LogicalWeight, NameEndings, divide_exactly
+from weightctl.schemes.scaled import SCALED
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -235,8 +230,7 @@ def _encode_4(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightE
         StoredPart(".weight_packed", PartContent.CODES, "U8", IN_PAIRS),
         StoredPart(".weight_scale", PartContent.SCALES, "U8"),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Microscaled4(_BLOCK))
+    return WeightEncoding(parts, shape, Microscaled4(_BLOCK))
 
 
 def _encode_8(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
@@ -246,20 +240,18 @@ def _encode_8(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightE
         StoredPart(".weight", PartContent.CODES, "F8_E4M3"),
         StoredPart(".weight_scale", PartContent.SCALES, "U8"),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Microscaled8(_BLOCK))
+    return WeightEncoding(parts, shape, Microscaled8(_BLOCK))
 
 
 def _encode_gpt_oss(shape: tuple[int, ...], _: SchemeOptions, __: Encoding) -> WeightEncoding:
     from weightctl.schemes.arrays.rounding import Microscaled4
 
-    *lead, columns = shape
-    blocks = (*lead, columns // _BLOCK)
+    blocks = (*shape[:-1], shape[-1] // _BLOCK)
     parts = (
         StoredPart("_blocks", PartContent.CODES, "U8", IN_PAIRS, shape=(*blocks, _BLOCK // 2)),
         StoredPart("_scales", PartContent.SCALES, "U8", shape=blocks),
     )
-    return WeightEncoding(parts, prod(lead), columns, Microscaled4(_BLOCK))
+    return WeightEncoding(parts, shape, Microscaled4(_BLOCK))
 
 
 def _describe_floats(bits: int) -> dict[str, Any]:
@@ -288,7 +280,6 @@ MXFP4 = WrittenScheme(
     summary="4-bit floats (E2M1), with a power-of-two scale per 32 elements",
     encode=_encode_4,
     settings=_describe_4,
-    refuse=refuse_groups,
     defaults=SchemeOptions(group=_BLOCK),
     variants={"gpt_oss": "weightctl.schemes.microscaled:MXFP4_EXPERTS"},
 )
@@ -297,7 +288,6 @@ MXFP4_EXPERTS = WrittenScheme(
     summary="4-bit floats (E2M1), with a power-of-two scale per 32 elements, as gpt-oss has them",
     encode=_encode_gpt_oss,
     settings=_describe_gpt_oss,
-    refuse=refuse_groups,
     defaults=SchemeOptions(group=_BLOCK),
     of_experts=True,
 )
@@ -307,6 +297,5 @@ MXFP8 = WrittenScheme(
     "activations are rounded in the same way",
     encode=_encode_8,
     settings=_describe_8,
-    refuse=refuse_groups,
     defaults=SchemeOptions(group=_BLOCK),
 )

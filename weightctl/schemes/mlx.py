@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
-from weightctl.schemes.naming import BITS, MLX, LogicalWeight, divide_exactly
-from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings, divide_exactly
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from weightctl.schemes.arrays.tensors import SchemeTensors
     from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.naming import Candidate
+
+# Integers have biases, floats do not.
+MLX = NameEndings(".scales", ".weight", ".weight", ("U32",), (".biases", ".qbiases"))
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -71,8 +74,7 @@ def _encode(
         StoredPart(".scales", PartContent.SCALES, scales.name),
         StoredPart(".biases", PartContent.OFFSETS, scales.name),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Biased(bits, options.group, scales.name))
+    return WeightEncoding(parts, shape, Biased(bits, options.group, scales.name))
 
 
 def _encode_floats(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) -> WeightEncoding:
@@ -82,8 +84,7 @@ def _encode_floats(shape: tuple[int, ...], options: SchemeOptions, _: Encoding) 
         StoredPart(".weight", PartContent.CODES, "U32", Packing(4, 32)),
         StoredPart(".scales", PartContent.SCALES, "U8"),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Microscaled4(options.group))
+    return WeightEncoding(parts, shape, Microscaled4(options.group))
 
 
 def _describe(
@@ -100,7 +101,6 @@ MLX_4BIT, MLX_8BIT = (
         summary=f"MLX's {bits}-bit integers, with a scale and a bias per group",
         encode=partial(_encode, bits),
         settings=partial(_describe, bits, "affine"),
-        refuse=refuse_groups,
         defaults=SchemeOptions(group=_GROUPS[0]),
         groups=_GROUPS,
         keys=_KEYS,
@@ -112,7 +112,6 @@ MLX_MXFP4 = WrittenScheme(
     summary="MLX's 4-bit floats, with a power-of-two scale per 32 elements",
     encode=_encode_floats,
     settings=partial(_describe, 4, "mxfp4"),
-    refuse=refuse_groups,
     defaults=SchemeOptions(group=32),
     keys=_KEYS,
 )

@@ -1,7 +1,8 @@
 """How tools name the tensors of a weight, and the weight that tensors of these names are.
 
-The endings of names are those in the sources of the tools that write them: AutoAWQ, AutoGPTQ,
-compressed-tensors, DeepSeek, ModelOpt, transformers, torchao, MLX, quanto, ComfyUI.
+Schemes list the endings of names, which are those in the sources of the tools that write them:
+AutoAWQ, AutoGPTQ, compressed-tensors, DeepSeek, ModelOpt, transformers, torchao, MLX, quanto,
+ComfyUI.
 """
 
 from __future__ import annotations
@@ -187,46 +188,4 @@ class Quantized(NamedTuple):
 ACTIVATIONS = (
     "input_scale", "input_zero_point", "input_global_scale", "activation_scale", ".scale_input",
     ".input_scale_ub", ".output_scale",
-)  # fmt: skip
-_F8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
-_BYTES = (*_F8, "I8", "U8", "F4")
-
-# GPTQ and AWQ differ only in shapes.
-QWEIGHT = NameEndings(".scales", ".qweight", ".weight", ("I32",), (".qzeros", ".g_idx"))
-# Integers have biases, floats do not.
-MLX = NameEndings(".scales", ".weight", ".weight", ("U32",), (".biases", ".qbiases"))
-# Integers are stored in words of I32, floats in bytes.
-COMPRESSED = NameEndings(
-    ".weight_scale", ".weight_packed", ".weight", ("I32", "U8"),
-    (
-        ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale",
-        ".input_scale", ".input_zero_point", ".input_global_scale",
-    ),
-)  # fmt: skip
-# Bytes, or pairs of 4-bit floats: shapes and encodings determine how scales apply.
-SCALED = (
-    NameEndings(
-        ".weight_scale", ".weight", ".weight", _BYTES,
-        (
-            ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".weight_zero_point",
-            ".input_zero_point", ".input_scale_ub", ".comfy_quant",
-        ),
-    ),
-    NameEndings(
-        ".weight_scale_inv", ".weight", ".weight", _BYTES, (".input_scale", ".activation_scale")
-    ),
-    NameEndings(".scales", ".weight", ".weight", _BYTES, (".zero_points", ".qzeros")),
-    NameEndings(".scale_weight", ".weight", ".weight", _F8, (".scale_input",)),
-    NameEndings(".scale", ".weight", ".weight", _BYTES),
-    NameEndings(
-        "._weight_scale", "._weight_qdata", ".weight", (*_F8, "I8"),
-        ("._weight_zero_point", "._weight_act_pre_scale", "._weight_per_tensor_scale"),
-    ),
-    NameEndings(
-        ".weight._scale", ".weight._data", ".weight", (*_F8, "I8"),
-        (".input_scale", ".output_scale"),
-    ),
-    NameEndings("_weight_scale", "", "", _BYTES, ("_weight_scale_2", "_input_scale")),
-    NameEndings("_scale_inv", "", "", _BYTES, ("_activation_scale",)),
-    NameEndings("_scale", "", "", _BYTES, ("_zero_point", "_input_scale")),
 )  # fmt: skip

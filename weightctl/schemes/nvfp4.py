@@ -24,7 +24,7 @@ from weightctl.schemes.microscaled import (
     read_float_codes,
 )
 from weightctl.schemes.naming import LogicalWeight, NameEndings, align_counts
-from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, refuse_groups
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,8 +143,7 @@ def _encode_with(shape: tuple[int, ...], whole: float) -> WeightEncoding:
         StoredPart(".weight_scale", PartContent.SCALES, "F8_E4M3"),
         StoredPart(".weight_global_scale", PartContent.WHOLE_SCALE, "F32"),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Microscaled4(_BLOCK, is_nvidia=True, whole=whole))
+    return WeightEncoding(parts, shape, Microscaled4(_BLOCK, is_nvidia=True, whole=whole))
 
 
 def _describe(_: SchemeOptions, ignored: Sequence[str]) -> dict[str, Any]:
@@ -163,7 +162,6 @@ NVFP4A16, NVFP4 = (
         encode=_encode,
         encode_with=_encode_with,
         settings=_describe,
-        refuse=refuse_groups,
         defaults=SchemeOptions(group=_BLOCK),
         shares_peak=True,
         note=note,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weightctl.schemes.compressed_tensors import describe_compressed
 from weightctl.schemes.cutting import cut_upright
 from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
-from weightctl.schemes.naming import SCALED, LogicalWeight, align_counts, covers, tiles
-from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme, accept_any
+from weightctl.schemes.naming import LogicalWeight, NameEndings, align_counts, covers, tiles
+from weightctl.schemes.scheme import Scheme, SchemeOptions, WrittenScheme
 from weightctl.schemes.settings import is_plain_comfy
 
 if TYPE_CHECKING:
@@ -26,6 +26,35 @@ if TYPE_CHECKING:
     from weightctl.schemes.arrays.values import Decoding
     from weightctl.schemes.naming import Candidate
 
+_F8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+_BYTES = (*_F8, "I8", "U8", "F4")
+# Bytes, or pairs of 4-bit floats: shapes and encodings determine how scales apply.
+SCALED = (
+    NameEndings(
+        ".weight_scale", ".weight", ".weight", _BYTES,
+        (
+            ".weight_scale_2", ".input_scale", ".pre_quant_scale", ".weight_zero_point",
+            ".input_zero_point", ".input_scale_ub", ".comfy_quant",
+        ),
+    ),
+    NameEndings(
+        ".weight_scale_inv", ".weight", ".weight", _BYTES, (".input_scale", ".activation_scale")
+    ),
+    NameEndings(".scales", ".weight", ".weight", _BYTES, (".zero_points", ".qzeros")),
+    NameEndings(".scale_weight", ".weight", ".weight", _F8, (".scale_input",)),
+    NameEndings(".scale", ".weight", ".weight", _BYTES),
+    NameEndings(
+        "._weight_scale", "._weight_qdata", ".weight", (*_F8, "I8"),
+        ("._weight_zero_point", "._weight_act_pre_scale", "._weight_per_tensor_scale"),
+    ),
+    NameEndings(
+        ".weight._scale", ".weight._data", ".weight", (*_F8, "I8"),
+        (".input_scale", ".output_scale"),
+    ),
+    NameEndings("_weight_scale", "", "", _BYTES, ("_weight_scale_2", "_input_scale")),
+    NameEndings("_scale_inv", "", "", _BYTES, ("_activation_scale",)),
+    NameEndings("_scale", "", "", _BYTES, ("_zero_point", "_input_scale")),
+)  # fmt: skip
 _INTEGERS = {"I8": "INT8", "U8": "UINT8"}
 _ZEROS = (".weight_zero_point", ".zero_points", ".qzeros", "_zero_point")
 _ZERO_ENDINGS = ("weight_zero_point", *_ZEROS)
@@ -197,8 +226,7 @@ def _encode_floats(
         StoredPart(".weight", PartContent.CODES, "F8_E4M3"),
         StoredPart(ending, PartContent.SCALES, scales),
     )
-    rows, columns = shape
-    return WeightEncoding(parts, rows, columns, Float8(block_rows, block_columns, scales))
+    return WeightEncoding(parts, shape, Float8(block_rows, block_columns, scales))
 
 
 def _describe_floats(strategy: str, per: str, ignored: Sequence[str]) -> dict[str, Any]:
@@ -223,7 +251,6 @@ FP8 = WrittenScheme(
     summary="8-bit floats (E4M3), with one scale for the weight; activations are scaled per tensor",
     encode=_encode_tensor,
     settings=lambda _, ignored: _describe_floats("tensor", "tensor", ignored),
-    refuse=accept_any,
     shares_peak=True,
 )
 FP8_DYNAMIC = WrittenScheme(
@@ -231,7 +258,6 @@ FP8_DYNAMIC = WrittenScheme(
     summary="8-bit floats (E4M3), with a scale per row; activations are scaled per token",
     encode=_encode_rows,
     settings=lambda _, ignored: _describe_floats("channel", "token", ignored),
-    refuse=accept_any,
 )
 FP8_BLOCK = WrittenScheme(
     name="FP8_BLOCK",
@@ -239,5 +265,4 @@ FP8_BLOCK = WrittenScheme(
     "as in the FP8 models of DeepSeek and Qwen",
     encode=_encode_blocks,
     settings=_describe_blocks,
-    refuse=accept_any,
 )

@@ -69,6 +69,18 @@ class SchemeOptions(NamedTuple):
     scaled: bool = False
 
 
+def refuse_groups(shape: tuple[int, ...], options: SchemeOptions, *, rows: int = 1) -> str:
+    """Return why a weight cannot be stored in groups and words of `rows`, or an empty text.
+
+    Schemes with a group size of 0 have none.
+    """
+    if shape[0] % rows:
+        return f"its {shape[0]} rows are not a multiple of {rows}"
+    if not options.group or shape[-1] % options.group == 0:
+        return ""
+    return f"its row length, {shape[-1]}, is not a multiple of the group size, {options.group}"
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class WrittenScheme:
     """A way to store weights that serving engines read.
@@ -94,7 +106,7 @@ class WrittenScheme:
     summary: str
     encode: Callable[[tuple[int, ...], SchemeOptions, Encoding], WeightEncoding]
     settings: Callable[[SchemeOptions, Sequence[str]], dict[str, Any]]
-    refuse: Callable[[tuple[int, ...], SchemeOptions], str]
+    refuse: Callable[[tuple[int, ...], SchemeOptions], str] = refuse_groups
     defaults: SchemeOptions = field(default_factory=SchemeOptions)
     encode_with: Callable[[tuple[int, ...], float], WeightEncoding] | None = None
     groups: tuple[int, ...] = ()
@@ -127,16 +139,3 @@ class SchemeChoice(NamedTuple):
         if self.options.scaled != self.scheme.defaults.scaled:
             found.append(f"scaled={'yes' if self.options.scaled else 'no'}")
         return ":".join(filter(None, [self.scheme.name, ",".join(found)]))
-
-
-def accept_any(_shape: tuple[int, ...], _: SchemeOptions) -> str:
-    return ""
-
-
-def refuse_groups(shape: tuple[int, ...], options: SchemeOptions, *, rows: int = 1) -> str:
-    """Return why a weight cannot be stored in groups and words of `rows`, or an empty text."""
-    if shape[0] % rows:
-        return f"its {shape[0]} rows are not a multiple of {rows}"
-    if shape[-1] % options.group == 0:
-        return ""
-    return f"its row length, {shape[-1]}, is not a multiple of the group size, {options.group}"

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import U8
     from weightctl.schemes.layout import Packing
 
-# Words and orders for which there are kernels: the size in bytes, the number of codes of a word.
-_WORD, _CODES, _HIGH_FIRST = 4, 8, (1, 0)
+# Words for which there are kernels: the size in bytes, and the number of codes of 4 bits.
+_WORD, _CODES = 4, 8
+# The order of a pair whose first code is in the high bits.
+_HIGH_FIRST = (1, 0)
 
 
 def unpack_table(words: NDArray[Any], packing: Packing) -> U8:
@@ -62,13 +64,13 @@ def pack_table(codes: U8, packing: Packing, *, transposed: bool = False) -> U8:
         padding = [(0, 0), (0, 0)]
         padding[axis] = (0, missing)
         codes = np.pad(codes, padding)
-    if axis == 0 and transposed and packing.numbers == _CODES and codes.size:
-        packer, columns = pair_packer(), codes.shape[1]
-        if packer is not None:
-            words = np.empty((columns, len(codes) // _CODES), np.uint32)
-            order = bytes(packing.order or range(_CODES))
-            packer.pack_row_groups(np.ascontiguousarray(codes), columns, order, words)
-            return words.view(np.uint8)
+    packer, columns = pair_packer(), codes.shape[1]
+    is_compiled = transposed and not axis and (packing.bits, packing.word) == (4, 8 * _WORD)
+    if packer is not None and is_compiled and codes.size:
+        words = np.empty((columns, len(codes) // _CODES), np.uint32)
+        order = bytes(packing.order or range(_CODES))
+        packer.pack_row_groups(np.ascontiguousarray(codes), columns, order, words)
+        return words.view(np.uint8)
     packed = _pack_along_rows(codes, packing) if axis else _pack_along_columns(codes, packing)
     return transpose_words(packed, packing.word // 8) if transposed else packed
 
@@ -78,9 +80,9 @@ def _pack_along_rows(codes: U8, packing: Packing) -> U8:
         groups = codes.reshape(len(codes), codes.shape[1] // packing.numbers, packing.numbers)
         codes = groups[..., list(packing.order)].reshape(codes.shape)
     codes = np.ascontiguousarray(codes)
-    return (
-        codes if packing.bits == 8 else _pack_pairs(codes, high_first=packing.order == _HIGH_FIRST)
-    )
+    if packing.bits == 8:
+        return codes
+    return _pack_pairs(codes, high_first=packing.order == _HIGH_FIRST)
 
 
 def _pack_along_columns(codes: U8, packing: Packing) -> U8:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError
-from weightctl.schemes.arrays.compiled import find_magnitude
+from weightctl.kernels import block_rounder
 from weightctl.schemes.arrays.search import find_ratio
 from weightctl.weights.steps.numbers import read_blocks, read_floats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weightctl.codecs.base import F32
+    from weightctl.codecs.base import F32, U8
+    from weightctl.dtype import Encoding
     from weightctl.schemes.arrays.rounding import Rounding
     from weightctl.schemes.arrays.search import ScaleSearch
     from weightctl.weights.derived import ReadableTensor
@@ -107,3 +108,15 @@ def make_finite(
             "(nonfinite in Python)",
         )
     return np.where(finite, values, np.float32(0)), values.size - int(np.count_nonzero(finite))
+
+
+def find_magnitude(raw: U8, encoding: Encoding) -> np.float32 | None:
+    """Return the largest magnitude of values, None without kernels or if one is not finite."""
+    rounder = block_rounder(encoding.name)
+    if rounder is None or not raw.size:
+        return None
+    count = raw.size // encoding.size * encoding.block
+    made = np.empty(1, np.float32)
+    rounder.reduce(raw, count, count, None, made)
+    found: np.float32 = made[0]
+    return found if np.isfinite(found) else None

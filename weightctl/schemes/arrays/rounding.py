@@ -369,15 +369,23 @@ class Biased(_Integers):
 
 
 @dataclass(frozen=True, slots=True)
-class RowScaled(Rounding):
+class _ScaledByPeak(Rounding):
+    """Rows with a scale each, which is their largest magnitude."""
+
+    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
+        return Scales(*store(edges[0], "F32"))
+
+    def read_scales(self, raw: U8, _peak: np.float32) -> F32:
+        return restore_numbers(raw, "F32")
+
+
+@dataclass(frozen=True, slots=True)
+class RowScaled(_ScaledByPeak):
     """Signed integers of 8 bits; the largest magnitude of a row, which is stored, becomes 127."""
 
     @property
     def grid(self) -> RoundedBlocks:
         return RoundedBlocks("INT8", 1, WHOLE_ROW)
-
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
-        return Scales(*store(edges[0], "F32"))
 
     def find_codes(self, blocks: F32, scales: F32, _zeros: F32 | None) -> U8:
         """Return the nearest integers; those beyond the range of a searched scale are clipped."""
@@ -390,16 +398,13 @@ class RowScaled(Rounding):
     def find_levels(self, codes: U8) -> F32:
         return codes.view(np.int8).astype(np.float32)
 
-    def read_scales(self, raw: U8, _peak: np.float32) -> F32:
-        return restore_numbers(raw, "F32")
-
     def scale(self, blocks: F32, scales: F32, _offsets: F32 | None) -> None:
         blocks *= scales
         blocks *= np.float32(1 / 127)
 
 
 @dataclass(frozen=True, slots=True)
-class Coded(Rounding):
+class Coded(_ScaledByPeak):
     """Codes into a table of ascending values from -1 to 1; a row is a block with its own scale.
 
     The table has 16 values.
@@ -411,9 +416,6 @@ class Coded(Rounding):
     def grid(self) -> RoundedBlocks:
         return RoundedBlocks("table", 1, WHOLE_ROW, table=self.values)
 
-    def choose(self, edges: tuple[F32, ...], _peak: np.float32, /) -> Scales:
-        return Scales(*store(edges[0], "F32"))
-
     def find_codes(self, blocks: F32, scales: F32, _zeros: F32 | None) -> U8:
         """Return the codes of the nearest values of the table."""
         table = np.array(self.values, np.float32)
@@ -422,9 +424,6 @@ class Coded(Rounding):
 
     def find_levels(self, codes: U8) -> F32:
         return np.take(np.array(self.values, np.float32), codes)
-
-    def read_scales(self, raw: U8, _peak: np.float32) -> F32:
-        return restore_numbers(raw, "F32")
 
 
 @dataclass(frozen=True, slots=True)

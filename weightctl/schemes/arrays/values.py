@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
-    from weightctl.schemes.arrays.tables import NumberTable, PerBlock, Table
+    from weightctl.schemes.arrays.tables import NumberTable, PerBlock
     from weightctl.weights.derived import ReadableTensor
 
 # The number of elements that fit into the processor's cache for all steps.
@@ -130,12 +130,12 @@ class NestedScales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedRow:
-    """Codes into `values`, two per byte, high bits first; each `block` of codes has a scale.
+    """A row of codes into `values`; each `block` of codes has a scale.
 
     Rows of the weight have `columns` elements, and can begin within a byte.
     """
 
-    codes: Table
+    codes: NumberTable
     values: F32
     scales: NumberTable
     block: int
@@ -146,13 +146,9 @@ class CodedRow:
         """Return a rectangle, which must be whole rows or a part of one row."""
         first = region.top * self.columns + region.left
         last = first + prod(region.shape)
-        word = np.dtype(self.codes.word).itemsize
-        begin, end = first // (2 * word), -(-last // (2 * word))
-        stored = self.codes.read(inputs, Region(0, 1, begin, end)).view(np.uint8)[0]
-        codes = np.stack([stored >> np.uint8(4), stored & np.uint8(15)], axis=-1).reshape(-1)
-        skip = first - 2 * begin * word
+        codes = self.codes.read(inputs, Region(0, 1, first, last))[0]
         values = np.empty(last - first, np.float32)
-        np.take(self.values, codes[skip : skip + last - first], out=values, mode="clip")
+        np.take(self.values, codes, out=values, mode="clip")
         blocks = np.arange(first, last) // self.block
         with np.errstate(all="ignore"):
             scales = self._scales(inputs, int(blocks[0]), int(blocks[-1]) + 1)
