@@ -26,7 +26,7 @@ from weightctl.cli.contents import Contents
 from weightctl.cli.outline import outline
 from weightctl.cli.overview import document
 from weightctl.families import FAMILIES
-from weightctl.families.diffusion import DIFFUSION_FAMILIES
+from weightctl.families.diffusion import list_diffusion_families
 from weightctl.formats.open.opening import open_weights
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
@@ -311,7 +311,7 @@ def test_the_supported_families_are_listed_without_a_model() -> None:
     assert [line.split("  ")[0] for line in text] == ["family", *(sorted(FAMILIES))]
     assert [line.split("  ")[0] for line in diffusion] == [
         "diffusion family",
-        *sorted(DIFFUSION_FAMILIES),
+        *sorted(list_diffusion_families()),
     ]
     assert re.search(r"^mixtral +mixtral +llama +yes +yes$", done.stdout, re.MULTILINE)
 

@@ -20,7 +20,6 @@ from weightctl.errors import FormatError
 from weightctl.families import FAMILIES, add_family, added
 from weightctl.families.added import with_families
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.diffusion.family import read_diffusion_family
 from weightctl.families.family_files import read_family
 from weightctl.families.towers import TOWER_TABLES, TOWERS
 from weightctl.families.towers.tower_files import USUAL, read_tower
@@ -218,33 +217,6 @@ def test_a_fault_in_a_tower_is_named_with_its_line_and_its_entry(
     with pytest.raises(FormatError) as caught:
         read_tower(path)
     assert re.search(rf"line {line}: `{re.escape(entry)}` ", str(caught.value)), caught.value
-
-
-@each(
-    "old, new, entry",
-    [
-        ('"flux"', '"os:system"', "rules"),
-        ("class = ", "classes = ", ""),
-        ("of = ", "part = ", r'tensors."a.*".part'),
-        ('"b.*"', "3", r'tensors."a.*".diffusers'),
-        ("[1, 2]", '"ab"', r'tensors."c.*".shares'),
-    ],
-)
-def test_a_fault_in_a_diffusion_transformer_is_named(
-    old: str, new: str, entry: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "toy.toml"
-    path.write_text(
-        'class = "Toy"\nrules = "flux"\n[tensors]\n"a.*" = {diffusers = "b.*", of = "c"}\n'
-        '"c.*" = {diffusers = ["d.*", "e.*"], shares = [1, 2]}\n'
-    )
-    assert [pair.original for pair in read_diffusion_family(path).tensors] == [
-        "a.weight", "a.bias", "c.weight", "c.bias",
-    ]  # fmt: skip
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(FormatError) as caught:
-        read_diffusion_family(path)
-    assert (f"`{entry}` " if entry else "has no `class`") in str(caught.value)
 
 
 @each("entry", ["name", "texts", "encoder"])

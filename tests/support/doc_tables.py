@@ -21,7 +21,7 @@ from weightctl.cli.ls import list_families
 from weightctl.codecs import can_decode
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
-from weightctl.families.diffusion import DIFFUSION_FAMILIES
+from weightctl.families.diffusion import list_diffusion_families
 from weightctl.formats import FORMATS, list_formats
 from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.plan.scheme_names import list_schemes
@@ -286,7 +286,7 @@ def _list_family_notes() -> str:
 def _list_diffusion_families() -> str:
     rows = [
         [_code(name), _code(line.class_name), _code(line.original[0]), _code(line.diffusers[0])]
-        for name, line in DIFFUSION_FAMILIES.items()
+        for name, line in list_diffusion_families().items()
     ]
     titles = "family and GGUF architecture, diffusers class, a tensor in original files"
     return _table([*titles.split(", "), "a tensor in diffusers"], rows)

@@ -10,7 +10,7 @@ from weightctl.cli import options
 from weightctl.cli.progress import long_bar
 from weightctl.cli.render import Cell, grid_text, make_shape_cells, split_cells
 from weightctl.families.blinkdl import find_blinkdl
-from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.diffusion import find_diffusion
 from weightctl.families.mtp_tensors import find_mtp
 from weightctl.formats.huggingface import ADAPTER_CONFIG, config, is_config_of
 from weightctl.schemes.adapters import adapter

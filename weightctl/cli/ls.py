@@ -613,9 +613,9 @@ def _show_family_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 def _list_diffusion_families() -> list[tuple[str, str]]:
     """Return the names of diffusion transformers, each with its class of diffusers."""
-    from weightctl.families.diffusion import DIFFUSION_FAMILIES
+    from weightctl.families.diffusion import list_diffusion_families
 
-    return [(name, line.class_name) for name, line in sorted(DIFFUSION_FAMILIES.items())]
+    return [(name, each.class_name) for name, each in sorted(list_diffusion_families().items())]
 
 
 def _document_families() -> dict[str, Any]:

@@ -358,13 +358,3 @@ TOWER_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "added_tensors": _refer({"limits": "towers.rules:with_limits"}),
 })  # fmt: skip
-
-# The functions of the config of a diffusion transformer, by the field of the `DiffusionFamily`.
-DIFFUSION_RULES = {
-    name: _refer({
-        "config": f"diffusion.rules:config_of_{name}",
-        "usual": f"diffusion.rules:usual_of_{name}",
-        "standard": f"diffusion.rules:standard_{name}",
-    })
-    for name in ("flux", "qwen_image", "sd3", "wan")
-}  # fmt: skip

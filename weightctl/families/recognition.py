@@ -9,7 +9,7 @@ from weightctl.errors import ArchitectureError, UnknownArchitectureError
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
-from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.diffusion import find_diffusion
 from weightctl.families.index import FAMILIES
 from weightctl.families.kinds import show_value
 from weightctl.families.matching import match

@@ -82,13 +82,13 @@ def adapt_to_images(
     more than two dimensions. Types without blocks, recipes of files, and those for other models do
     not change.
     """
-    from weightctl.families.diffusion import DIFFUSION_FAMILIES  # few runs need it
+    from weightctl.families.diffusion import find_diffusion_family  # few runs need it
 
     stated = metadata.get(ARCHITECTURE)
-    if stated is None or stated.content not in DIFFUSION_FAMILIES:
+    family = None if stated is None else find_diffusion_family(stated.content)
+    if family is None:
         return target
-    kept = DIFFUSION_FAMILIES[str(stated.content)].kept
-    first = RecipeLine(re.compile(kept), (), None)
+    first = RecipeLine(re.compile(family.kept), (), None)
     if isinstance(target, Recipe):
         if target.path:
             return target

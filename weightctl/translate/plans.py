@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.blinkdl import find_blinkdl, restate_blinkdl
 from weightctl.families.config_file import read_config
-from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.diffusion import find_diffusion_package
 from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
+    from weightctl.families.diffusion import DiffusionPackage
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
@@ -105,8 +106,8 @@ def plan_of(
     """
     # A directory can contain a model's config beside an adapter, which is not that model.
     refuse_adapter(header_of(weights), format_name)
-    diffusion = find_diffusion(header_of(weights)) if part is ModelPart.WHOLE else None
-    native = _native(weights, format_name, names) if diffusion is None else diffusion.convention
+    diffusion = find_diffusion_package(header_of(weights)) if part is ModelPart.WHOLE else None
+    native = _native(weights, format_name, names) if diffusion is None else diffusion[1].convention
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     keeps_names = wanted == native == "hugging_face"
     crosses = wanted is not None and wanted != native
@@ -120,11 +121,12 @@ def plan_of(
     if diffusion is not None:
         is_kept = names is Names.AUTO and wanted is None
         plan, exclude = _plan_diffusion(
+            diffusion[0],
             weights,
             format_name,
             wanted,
             exclude,
-            notes=[_KEPT_NAMES[diffusion.convention]] if is_kept else [],
+            notes=[_KEPT_NAMES[diffusion[1].convention]] if is_kept else [],
             is_model=is_model,
             is_cast=is_cast,
         )
@@ -193,6 +195,7 @@ def _describe_others(weights: Checkpoint) -> Iterator[str]:
 
 
 def _plan_diffusion(
+    package: DiffusionPackage,
     weights: Checkpoint,
     format_name: str,
     wanted: NamingConvention | None,
@@ -203,9 +206,10 @@ def _plan_diffusion(
     is_cast: bool,
 ) -> tuple[Plan, Sequence[str]]:
     """Plan to store a diffusion transformer, with notes, in the dtypes that it was trained in."""
-    from weightctl.translate.diffusion import plan_diffusion
-
-    plan, exclude = plan_diffusion(weights, format_name, wanted, exclude, is_model=is_model)
+    planned: tuple[Plan, Sequence[str]] = package.plan(
+        weights, format_name, wanted, exclude, is_model=is_model
+    )
+    plan, exclude = planned
     if not is_cast and header_of(weights).format == "gguf":
         plan = store_in_own_dtypes(plan, set(), weights, frozenset())
     return replace(plan, notes=(*plan.notes, *notes)), exclude

@@ -12,8 +12,7 @@ import numpy as np
 from weightctl.codecs import can_decode, can_encode, is_exact, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError, NonFiniteError
-from weightctl.families.diffusion.matching import recognize_diffusion
-from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.diffusion import find_diffusion, recognize_diffusion
 from weightctl.families.family import OF_CONFIG
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
@@ -367,7 +366,7 @@ def _pair_diffusion(weights: Checkpoint, reference: Checkpoint) -> Pairing | Non
         pairs=pairs,
         missing=missing,
         unexpected=[*map(_name_stored, alone), *own.unexpected],
-        how=f"by the tensor names of {own.family.name} in diffusers and in original files",
+        how=f"by the tensor names of {own.name} in diffusers and in original files",
     )
 
 

@@ -14,8 +14,7 @@ from weightctl.errors import (
     WeightctlError,
 )
 from weightctl.families.configs import MODEL_TYPE
-from weightctl.families.diffusion.matching import recognize_diffusion
-from weightctl.families.diffusion.recognition import find_diffusion
+from weightctl.families.diffusion import find_diffusion, recognize_diffusion
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.nearest import describe_nearest
 from weightctl.formats.huggingface import CONFIG, config
@@ -126,15 +125,14 @@ def _check_diffusion(subject: Subject) -> Result:
         return Result(skipped="the family is unknown")
     texts = [
         *found.problems,
-        *(f"`{name}` is not a part of {found.family.name}" for name in found.unexpected),
+        *(f"`{name}` is not a part of {found.name}" for name in found.unexpected),
     ]
     parts = [_split_key(text) for text in texts]
-    layers = {(line.group("gguf"), layer) for line, layer in found.pairs.values()}
     return Result(
         problems=fold_alike(Problem(where=key, text=text) for key, text in parts),
         figures=NamesFigures(
-            family=found.family.name,
-            layers=sum(bool(group) for group, _ in layers),
+            family=found.name,
+            layers=found.layers,
             expected=len(found.tensors) + len(found.problems),
             found=len(found.tensors),
         ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from weightctl.families.diffusion import DIFFUSION_FAMILIES, find_architecture
+from weightctl.extras.diffusion.index import FAMILIES, find_architecture
+from weightctl.families.diffusion import CONFIG_KEY, PREFIXES, FoundDiffusion
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CLASS_NAME, config, is_config_of
 from weightctl.text.untyped import is_object
@@ -13,32 +14,12 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.diffusion import DiffusionLine
+    from weightctl.extras.diffusion.index import DiffusionLine
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import Header
 
-# The metadata key under which weightctl keeps diffusers' config.json in other files, as JSON text.
-CONFIG_KEY = "diffusers.config"
-# What the names begin with in files that also have text encoders and the VAE.
-_PREFIXES = ("", "model.diffusion_model.")
 
-
-class FoundDiffusion(NamedTuple):
-    """What the header of a checkpoint shows of a diffusion transformer.
-
-    - `architecture`: its family in `DIFFUSION_FAMILIES`.
-    - `convention`: the naming convention, `hugging_face` for diffusers, `gguf` for original names.
-    - `prefix`: what the names begin with.
-    - `stated`: the config.json of diffusers, empty if the checkpoint does not have it.
-    """
-
-    architecture: str
-    convention: NamingConvention
-    prefix: str
-    stated: Mapping[str, Any]
-
-
-def find_diffusion(header: Header) -> FoundDiffusion | None:
+def find_names(header: Header) -> FoundDiffusion | None:
     """Return what a header shows of a diffusion transformer; None if it is not one.
 
     The family is the one that config.json or GGUF metadata state; else the names of the tensors
@@ -52,16 +33,16 @@ def find_diffusion(header: Header) -> FoundDiffusion | None:
     elif CLASS_NAME in stated:
         architecture = find_architecture(stated[CLASS_NAME]) or ""
     usual: NamingConvention = "hugging_face" if beside else "gguf"
-    for name, line in DIFFUSION_FAMILIES.items():
+    for name, line in FAMILIES.items():
         if architecture in {None, name}:
-            found = _find_names(header, line, usual)
+            found = _find_convention(header, line, usual)
             if found is not None or architecture is not None:
                 convention, prefix = found or (usual, "")
                 return FoundDiffusion(name, convention, prefix, stated)
     return None
 
 
-def _find_names(
+def _find_convention(
     header: Header, line: DiffusionLine, usual: NamingConvention
 ) -> tuple[NamingConvention, str] | None:
     """Return the naming convention and the prefix of a family's names, None without them.
@@ -75,7 +56,7 @@ def _find_names(
     if line.original == line.diffusers:
         markers = {usual: line.original}
     for convention, names in markers.items():
-        for prefix in _PREFIXES:
+        for prefix in PREFIXES:
             if all(prefix + each in header.tensors for each in names):
                 return convention, prefix
     return None

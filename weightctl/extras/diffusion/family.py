@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.families.file_tables import FileTable, open_table
-from weightctl.families.groups import DIFFUSION_RULES
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list
 
@@ -16,6 +15,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from weightctl.families.keys import NamingConvention
+
+
+# The functions of the config of a model, by the field of the `DiffusionFamily`.
+_PLACE = "weightctl.extras.diffusion.rules"
+_RULES = {
+    name: {
+        "config": f"{_PLACE}:config_of_{name}",
+        "usual": f"{_PLACE}:usual_of_{name}",
+        "standard": f"{_PLACE}:standard_{name}",
+    }
+    for name in ("flux", "qwen_image", "sd3", "wan")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +121,14 @@ class DiffusionFamily:
 
 
 def read_diffusion_family(path: Path) -> DiffusionFamily:
-    """Return the family that a file in `families/tables/diffusion/` describes.
+    """Return the family that a file in `tables/` describes.
 
     Raises `FormatError` with the line and the entry if the file is invalid.
     """
     top = open_table(path, {})
     rules = {
         name: load(reference)
-        for name, reference in top.choose("rules", DIFFUSION_RULES, "the rules").items()
+        for name, reference in top.choose("rules", _RULES, "the rules").items()
     }
     family = DiffusionFamily(
         name=path.stem,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.extras.diffusion.family import ModelSizes
+from weightctl.extras.diffusion.index import FAMILIES
+from weightctl.extras.diffusion.recognition import find_names
 from weightctl.families.checkpoint import fold_problems
-from weightctl.families.diffusion import DIFFUSION_FAMILIES
-from weightctl.families.diffusion.family import ModelSizes
-from weightctl.families.diffusion.recognition import find_diffusion
 from weightctl.families.kinds import show_value
 from weightctl.formats.huggingface import CLASS_NAME
 from weightctl.text.untyped import is_sequence
@@ -24,7 +24,7 @@ from weightctl.weights.tree import header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from weightctl.families.diffusion.family import DiffusionFamily, TensorPair
+    from weightctl.extras.diffusion.family import DiffusionFamily, TensorPair
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
@@ -62,6 +62,15 @@ class RecognizedDiffusion:
     problems: Sequence[str]
     unexpected: Sequence[str]
     beside: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    def layers(self) -> int:
+        layers = {(line.group("gguf"), layer) for line, layer in self.pairs.values()}
+        return sum(bool(group) for group, _ in layers)
 
     def check(self) -> None:
         """Raise `ArchitectureError` for a checkpoint that is not a whole model.
@@ -116,16 +125,16 @@ def _plain(value: Any) -> Any:
     return list(value) if is_sequence(value) else value
 
 
-def recognize_diffusion(weights: Checkpoint) -> RecognizedDiffusion | None:
+def match(weights: Checkpoint) -> RecognizedDiffusion | None:
     """Return a checkpoint as a diffusion transformer; None if it is not one. No tensor is read.
 
     Raises `ArchitectureError` for layer numbers that are too large.
     """
     header = header_of(weights)
-    found = find_diffusion(header)
+    found = find_names(header)
     if found is None:
         return None
-    family = DIFFUSION_FAMILIES[found.architecture].load()
+    family = FAMILIES[found.architecture].load()
     prefix, convention, stated = found.prefix, found.convention, found.stated
     own: dict[str, str] = {}
     beside: list[str] = []

@@ -1,32 +1,19 @@
-"""Diffusion transformers as data: the names of their tensors in diffusers' and original files.
-
-The original names are those of the files that the authors of a model published. GGUF files for
-ComfyUI and stable-diffusion.cpp have them too. In the code, `hugging_face` is the naming convention
-of diffusers, and `gguf` is that of original files.
-"""
+"""The table of diffusion transformers, by which only the needed file is read."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.families.index import TABLES
-
 if TYPE_CHECKING:
-    from weightctl.families.diffusion.family import DiffusionFamily
+    from weightctl.extras.diffusion.family import DiffusionFamily
 
-__all__ = ["DIFFUSION_FAMILIES", "DiffusionLine", "find_architecture"]
+_TABLES = Path(__file__).parent / "tables"
 
 
 class DiffusionLine(NamedTuple):
-    """An entry of the table of diffusion transformers, by which only the needed file is read.
-
-    - `source`: the file in `families/tables/diffusion/` that describes the family.
-    - `class_name`: diffusers' class, the value of `_class_name` in config.json.
-    - `original`, `diffusers`: names of tensors that, together, only these models have, in files of
-      either naming convention. They are the same if the names of all tensors are.
-    - `kept`: a regular expression of tensors that are never quantized, by their original names.
-    """
+    """A `DiffusionEntry`; `source` is the file in `tables/` that describes the family."""
 
     source: str
     class_name: str
@@ -40,14 +27,14 @@ class DiffusionLine(NamedTuple):
 
 @cache
 def _read_table(name: str) -> DiffusionFamily:
-    from weightctl.families.diffusion.family import read_diffusion_family
+    from weightctl.extras.diffusion.family import read_diffusion_family
 
-    return read_diffusion_family(TABLES / "diffusion" / name)
+    return read_diffusion_family(_TABLES / name)
 
 
 # By the value of `general.architecture` in GGUF files. To add a family, add a line here, a file
-# with the names of its tensors, and functions for its config in `families/diffusion/rules.py`.
-DIFFUSION_FAMILIES: dict[str, DiffusionLine] = {
+# with the names of its tensors, and functions for its config in `rules.py`.
+FAMILIES: dict[str, DiffusionLine] = {
     "flux": DiffusionLine(
         "flux.toml",
         "FluxTransformer2DModel",
@@ -82,5 +69,5 @@ DIFFUSION_FAMILIES: dict[str, DiffusionLine] = {
 
 def find_architecture(class_name: object) -> str | None:
     """Return the GGUF architecture of a class of diffusers, None if it is not supported."""
-    lines = DIFFUSION_FAMILIES.items()
+    lines = FAMILIES.items()
     return next((name for name, line in lines if line.class_name == class_name), None)

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.families.diffusion.matching import recognize_diffusion, split_rows
-from weightctl.families.diffusion.recognition import CONFIG_KEY
+from weightctl.extras.diffusion.matching import match, split_rows
+from weightctl.families.diffusion import CONFIG_KEY
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.file_types import file_type
@@ -23,7 +23,7 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.diffusion.matching import RecognizedDiffusion
+    from weightctl.extras.diffusion.matching import RecognizedDiffusion
     from weightctl.families.keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
@@ -50,7 +50,7 @@ def plan_diffusion(
     `tools/convert.py`, and so are tensors of more dimensions: diffusers runs no convolution in
     bfloat16 from GGUF. Raises `ArchitectureError` as `check` and `make_config` of the model do.
     """
-    model = recognize_diffusion(weights)
+    model = match(weights)
     is_gguf = format_name == "gguf"
     is_new = is_gguf and ARCHITECTURE not in header_of(weights).metadata
     if model is None or wanted is None or (wanted == model.convention and not is_new):

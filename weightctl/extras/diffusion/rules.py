@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.diffusion.family import ModelSizes
+    from weightctl.extras.diffusion.family import ModelSizes
 
 # Flux
 
