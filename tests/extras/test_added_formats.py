@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -161,3 +163,23 @@ def test_files_in_the_formats_of_weightctl_need_no_package(site: Path, tiny_llam
 
 def test_weightctl_has_formats_that_are_found_as_those_of_packages() -> None:
     assert tuple(added_formats()) == WEIGHTCTL
+
+
+def test_a_scan_needs_no_package(
+    weightctl: Callable[..., Completed], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    objects = np.array([print], dtype=object)
+    np.savez(tmp_path / "a.npz", a=objects)
+    with ZipFile(tmp_path / "b.keras", "w") as archive:
+        archive.writestr("config.json", json.dumps({"class_name": "Lambda", "config": {}}))
+        archive.writestr("model.weights.h5", b"\x89HDF\r\n\x1a\n")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
+    added_formats.cache_clear()
+    try:
+        assert "npz" not in list_formats()
+        found = [weightctl("ls", tmp_path / name, "--scan") for name in ("a.npz", "b.keras")]
+    finally:
+        added_formats.cache_clear()
+    assert [done.returncode for done in found] == [1, 1]
+    assert "builtins.print" in found[0].stdout
+    assert "Lambda" in found[1].stdout
