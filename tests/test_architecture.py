@@ -45,7 +45,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("errors",),
     ("text", "dim"),
-    ("page",),
     ("shape", "dtype", "device", "split"),
     ("system", "kernels"),
     ("codecs", "storage"),
@@ -67,6 +66,7 @@ LAYERS = (
     ("check",),
     ("calibrate",),
     ("budget",),
+    ("inspection",),
     ("cli", "__main__", "__init__"),
     # It is found by its entry points.
     ("extras",),

@@ -75,6 +75,10 @@ class Grid(NamedTuple):
         """The degrees above 1 as text: `tp 2 x pp 4`; empty for one rank."""
         return " x ".join(f"{name} {size}" for name, size in self._asdict().items() if size > 1)
 
+    def __str__(self) -> str:
+        ranks = pluralize(self.ranks, "rank")
+        return f"{ranks}: {self.degrees}" if self.degrees else ranks
+
     def place(self, rank: int) -> tuple[int, int, int]:
         """Return the position of a rank along `tp`, `ep` and `pp`."""
         rest, tensor = divmod(rank, self.tp)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def test_the_adapter_of_a_merged_model_restores_it_in_peft(tmp_path: Path) -> None:
     targets = ["q_proj", "down_proj", "embed_tokens"]
     model = adapt(tmp_path, make_llama(), r=4, lora_alpha=8, target_modules=targets)
-    made, _ = extract(model.base, model.merged, tmp_path / "out", rank=4)
-    assert made.share > 1 - 1e-9
-    assert len(made.captured) == 5
+    made = extract(model.base, model.merged, tmp_path / "out", rank=4)
+    assert made.captured > 1 - 1e-9
+    assert len(made.tensors) == 5
     restored = load_with_peft(model.base, tmp_path / "out")
     wanted = transformers.LlamaForCausalLM.from_pretrained(model.merged)
     tokens = torch.tensor([[3, 17, 42, 9]])
@@ -38,10 +38,10 @@ def test_the_captured_energy_is_that_of_the_exact_decomposition(tmp_path: Path) 
     for name, factor in (("base", 0), ("tuned", 1)):
         tensors = {"layer.weight": matrix * factor, "norm.weight": norm + factor, "same.bias": norm}
         weightctl.convert(tensors, tmp_path / name)
-    made, _ = extract(tmp_path / "base", tmp_path / "tuned", tmp_path / "out", rank=8, dtype="bf16")
+    made = extract(tmp_path / "base", tmp_path / "tuned", tmp_path / "out", rank=8, dtype="bf16")
     squares = np.linalg.svd(matrix, compute_uv=False).astype(np.float64) ** 2
-    assert made.share == pytest.approx(squares[:8].sum() / squares.sum(), abs=1e-3)
-    assert made.left == ["norm.weight"]
+    assert made.captured == pytest.approx(squares[:8].sum() / squares.sum(), abs=1e-3)
+    assert made.left_out == ["norm.weight"]
     assert made.unchanged == 1
     assert "not in the adapter: 1 tensor that differ" in made.notes[0]
     settings = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -49,7 +49,7 @@ def test_the_captured_energy_is_that_of_the_exact_decomposition(tmp_path: Path) 
     weightctl.convert(tmp_path / "base", tmp_path / "merged", adapters=[tmp_path / "out"])
     merged = np.asarray(weightctl.open_weights(tmp_path / "merged")["layer.weight"])
     assert np.square(merged - matrix).sum() / squares.sum() == pytest.approx(
-        1 - made.share, abs=1e-3
+        1 - made.captured, abs=1e-3
     )
 
 

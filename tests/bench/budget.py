@@ -90,12 +90,12 @@ class Bench:
 
     def measure(self, path: Path) -> float:
         """Return the divergence of a file from the model, as `weightctl verify` measures it."""
-        from weightctl.verify import Request, Subject, verify
+        from weightctl.verify import Request, Subject, verify_request
 
         request = Request(
             subject=Subject(path), reference=Subject(self.model), text=self.text, compare=True
         )
-        figures: Any = verify(request, ["forward"]).results["forward"].figures
+        figures: Any = verify_request(request, ["forward"]).results["forward"].figures
         return float(figures.divergence.mean)
 
     def _judge(self, *paths: Path) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from weightctl import open_weights
 from weightctl.budget.search import QuantizationBudget, quantize
 from weightctl.budget.type_search import TypeSearch
 from weightctl.errors import ConversionError
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 from weightctl.weights.tree import header_of
 from weightctl.write.convert import convert
 
@@ -40,7 +40,7 @@ def find(source: Path, out: Path, **options: Any) -> FoundTypes:
 
 def measure(model: Path, reference: Path) -> Any:
     request = Request(subject=Subject(model), reference=Subject(reference), text=TEXT, compare=True)
-    figures: Any = verify(request, ["forward"]).results["forward"].figures
+    figures: Any = verify_request(request, ["forward"]).results["forward"].figures
     return figures
 
 

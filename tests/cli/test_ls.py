@@ -22,12 +22,12 @@ from commands import run_command as weightctl
 from lazy import torch
 from terminal import on_a_terminal, without_color
 from weightctl import Plan, WeightData
-from weightctl.cli.contents import Contents
 from weightctl.cli.outline import outline
 from weightctl.cli.overview import document
 from weightctl.families import FAMILIES
 from weightctl.families.diffusion import list_diffusion_families
 from weightctl.formats.open.opening import open_weights
+from weightctl.inspection.contents import Contents
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
 from weightctl.weights.tree import Checkpoint, header_of, root_of

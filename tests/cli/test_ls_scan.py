@@ -22,8 +22,8 @@ from commands import run_command as weightctl
 from conftest import ROOT
 from lazy import torch
 from payloads import call, stream, text, whole
-from weightctl.cli import scanned
 from weightctl.formats.switch import switch_bytes, switch_path
+from weightctl.inspection import scan as scanning
 from weightctl.system.temporary import temporary_name
 
 ATTACK = whole(call("os.system", "exit 0"))
@@ -466,14 +466,14 @@ def test_a_fault_in_one_file_does_not_end_the_scan(
 ) -> None:
     (tmp_path / "a.pkl").write_bytes(b"")
     (tmp_path / "b.pkl").write_bytes(ATTACK)
-    scan = scanned.scan_file
+    scan = scanning.scan_file
 
     def fail(file: Any) -> Any:
         if file.path.endswith("a.pkl"):
             raise ZeroDivisionError("division by zero")
         return scan(file)
 
-    monkeypatch.setattr(scanned, "scan_file", fail)
+    monkeypatch.setattr(scanning, "scan_file", fail)
     done = weightctl("ls", "--scan", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "a fault of weightctl, which should be reported (ZeroDivisionError: " in done.stdout

@@ -18,7 +18,7 @@ from commands import run_command as weightctl
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
 from terminal import on_a_terminal, without_color
 from weightctl import open_weights
-from weightctl.cli.render import grid_text, in_columns, join_ranks, rank_shapes, shorten_strategy
+from weightctl.cli.render import in_columns, join_ranks, rank_shapes, shorten_strategy
 from weightctl.cli.shard import document, share_rows, summary
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.plan import ShardPlan, ranks_of
@@ -294,7 +294,7 @@ def summarize(plan: ShardPlan, out: Path) -> list[str]:
     ],
 )
 def test_a_grid_is_told_by_the_axes_that_it_has(grid: Grid, text: str) -> None:
-    assert grid_text(grid) == text
+    assert str(grid) == text
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,13 @@ def test_a_conversion_names_its_phases_in_order(tmp_path: Path) -> None:
 
 
 def test_a_verification_names_its_phases() -> None:
-    from weightctl.verify.checking import verify
+    from weightctl.verify.checking import verify_request
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
 
     phases: list[str] = []
     with listening(phases.append):
-        verify(Request(subject=Subject(TINY)), ["forward"])
+        verify_request(Request(subject=Subject(TINY)), ["forward"])
     assert {"reading the tokenizer", "building the model"} <= {*phases}
 
 

@@ -21,7 +21,7 @@ from weightctl import convert, gather, open_weights, save, shard
 from weightctl.errors import FormatError
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import parse_location
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import verify
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -536,6 +536,6 @@ def test_functions_take_file_urls(here: Path) -> None:
     tensors = header_of(open_weights(here / "a b" / "model")).tensors.keys()
     for name in ("saved.safetensors", "whole.safetensors"):
         assert header_of(open_weights(here / "new" / name)).tensors.keys() == tensors
-    found = verify(Request(subject=Subject(f"{new}/a.gguf"), reference=Subject(model)), ["values"])
+    found = verify(f"{new}/a.gguf", model, checks=["values"])
     assert not found.problems
     assert not found.results["values"].skipped

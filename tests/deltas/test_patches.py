@@ -80,12 +80,12 @@ def test_a_patch_restores_every_file(
     made = apply_patch(models / first, tmp_path / "patch", tmp_path / "out")
     expected = contents(models / second)
     assert contents(tmp_path / "out") == expected
-    assert {each.sha256 for each in made} == {
+    assert {each.sha256 for each in made.files} == {
         hashlib.sha256(each).hexdigest() for each in expected.values()
     }
-    assert written.nbytes == (tmp_path / "patch").stat().st_size
-    assert written.nbytes < most * written.restored
-    assert sum(written.methods.values()) == written.restored
+    assert written.bytes == (tmp_path / "patch").stat().st_size
+    assert written.bytes < most * written.restored_bytes
+    assert sum(written.methods.values()) == written.restored_bytes
 
 
 def test_the_number_of_threads_does_not_change_a_patch(models: Path, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ import numpy as np
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.sharding.knowledge import stored_weights
-from weightctl.cli.contents import Contents
+from weightctl.inspection.contents import Contents
 
 weights = open_weights(sys.argv[1])
 entry = Contents(weights).entries["l.weight"]

@@ -14,7 +14,7 @@ from diffusion_models import MODELS, convert_original, load_directory, load_gguf
 from each import usual
 from lazy import load_file, save_file, torch
 from weightctl.errors import ArchitectureError
-from weightctl.verify.checking import verify
+from weightctl.verify.checking import verify_request
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
 
@@ -137,7 +137,7 @@ def test_files_of_different_conventions_are_compared(
     request = Request(
         subject=Subject(tmp_path / "small.gguf"), reference=Subject(original / "model")
     )
-    report = verify(request, ["names", "values"])
+    report = verify_request(request, ["names", "values"])
     assert not report.problems
     figures = report.results["names"].figures
     assert figures is not None
@@ -150,7 +150,7 @@ def test_verify_names_missing_tensors(original: Path, tmp_path: Path) -> None:
     lost = next(name for name in stored if "blocks.1." in name)
     del stored[lost]
     save_file(stored, tmp_path / "model" / WEIGHTS)
-    report = verify(Request(subject=Subject(tmp_path / "model")), ["names"])
+    report = verify_request(Request(subject=Subject(tmp_path / "model")), ["names"])
     assert [(each.where, each.text) for each in report.problems] == [(lost, "is missing")]
 
 

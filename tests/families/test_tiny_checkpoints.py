@@ -12,7 +12,7 @@ from weightctl import open_weights
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.parts import shape_of
 from weightctl.families.steps import INT32
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_a_tiny_checkpoint_is_written_in_the_convention_of_its_suffix(
 def test_a_fault_is_named(tmp_path: Path) -> None:
     whole, path = tiny.write(tmp_path / "whole", "qwen2"), tmp_path / "model"
     tiny.write(path, "qwen2", fault="zeroed")
-    report = verify(Request(subject=Subject(path), reference=Subject(whole)), ["values"])
+    report = verify_request(Request(subject=Subject(path), reference=Subject(whole)), ["values"])
     (problem,) = report.problems
     assert problem.cause is not None
     assert problem.cause.name == "zeroed"

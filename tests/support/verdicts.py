@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import small_models
-from weightctl.verify import Request, Result, Subject, verify
+from weightctl.verify import Request, Result, Subject, verify_request
 from weightctl.verify.figures import ForwardFigures
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def report_on(
         **given,
         **more,
     )
-    return verify(request, checks or (ALONE if reference is None else AGAINST))
+    return verify_request(request, checks or (ALONE if reference is None else AGAINST))
 
 
 def explain(report: Report) -> str:
@@ -100,7 +100,7 @@ def saved(
 
 def forward(subject: Subject, **request: Any) -> tuple[Result, ForwardFigures]:
     """Return what the check `forward` finds, and its figures."""
-    report = verify(Request(subject=subject, **request), ["forward"])
+    report = verify_request(Request(subject=subject, **request), ["forward"])
     figures = report.figures(ForwardFigures)
     assert figures is not None
     return report.results["forward"], figures

@@ -18,7 +18,7 @@ from verdicts import explain, report_on
 from weightctl import Plan, WeightData
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.verify import Explanation, Request, Subject, verify
+from weightctl.verify import Explanation, Request, Subject, verify_request
 from weightctl.verify.checks.values import check
 from weightctl.verify.compare.configs import correct, find_differences, find_spelling
 from weightctl.verify.compare.explaining import PATIENCE, explain_each
@@ -536,13 +536,13 @@ def test_what_the_check_of_values_has_found_is_not_looked_for_again(
     request = Request(
         subject=Subject(injected.path), reference=Subject(healthy("tiny-llama")), tokens=(5, 6, 7)
     )
-    (found,) = verify(request, ["values"]).problems
+    (found,) = verify_request(request, ["values"]).problems
     pairs = {pair.name: pair for pair in request.pairing.pairs}
     assert request.pairing.within.keys() == request.pairing.by_module.keys()
     assert request.pairing.causes == {pairs[found.where].module: found.cause}
     # As if it had been another.
     request.pairing.causes[pairs[found.where].module] = Explanation("told", "so it was told")
-    (again,) = verify(request, ["forward"]).problems
+    (again,) = verify_request(request, ["forward"]).problems
     assert (again.where, again.cause) == (found.where, ("told", "so it was told"))
 
 

@@ -13,7 +13,7 @@ from lazy import load_file, save_file, torch
 from verdicts import Subject, report_on
 from weightctl.cli import app
 from weightctl.errors import ConversionError
-from weightctl.verify import Request, verify
+from weightctl.verify import Request, verify_request
 from weightctl.verify.figures import ValuesFigures
 from weightctl.verify.report import make_document
 
@@ -157,7 +157,7 @@ def test_what_does_not_go_with_compare_is_refused(
 ) -> None:
     given = {"subject": Subject(tiny_llama), "reference": Subject(tiny_llama)} | options
     with pytest.raises(ConversionError, match=message):
-        verify(Request(compare=True, **given))
+        verify_request(Request(compare=True, **given))
 
 
 def test_a_check_that_does_not_compare_is_refused(tiny_llama: Path) -> None:

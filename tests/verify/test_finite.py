@@ -24,7 +24,7 @@ from weightctl.codecs import can_encode, transcode
 from weightctl.dtype import ENCODINGS
 from weightctl.formats.open.opening import open_weights
 from weightctl.kernels import RunComparer, levels
-from weightctl.verify import Request, Result, Subject, verify
+from weightctl.verify import Request, Result, Subject, verify_request
 from weightctl.verify.checks.finite import check
 from weightctl.verify.checks.finite.scales import form_of, read_codes
 from weightctl.verify.checks.finite.survey import survey_tensors
@@ -323,7 +323,7 @@ def models(tmp_path: Path) -> tuple[Subject, Subject]:
 
 
 def test_a_signalling_nan_is_found_without_warnings(models: tuple[Subject, Subject]) -> None:
-    report = verify(Request(subject=models[0]), ["finite"])
+    report = verify_request(Request(subject=models[0]), ["finite"])
     assert [problem.where for problem in report.problems] == [_QUERY]
 
 
@@ -332,7 +332,7 @@ def test_a_signalling_nan_is_compared_without_warnings(
     is_reference: bool, models: tuple[Subject, Subject]
 ) -> None:
     subject, reference = reversed(models) if is_reference else models
-    report = verify(Request(subject=subject, reference=reference), ["values"])
+    report = verify_request(Request(subject=subject, reference=reference), ["values"])
     assert [problem.where for problem in report.problems] == [_QUERY]
 
 
@@ -341,7 +341,7 @@ def test_numbers_that_float32_does_not_hold_are_found_without_warnings(tmp_path:
         arrays[_QUERY] = arrays[_QUERY].astype(np.float64) * 1e300
 
     subject = saved(tmp_path, small_models.llama(num_hidden_layers=1), change=widened)
-    report = verify(Request(subject=subject), ["finite", "forward"])
+    report = verify_request(Request(subject=subject), ["finite", "forward"])
     assert [problem.where for problem in report.problems][:1] == [_QUERY]
 
 

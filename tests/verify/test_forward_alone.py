@@ -23,7 +23,7 @@ from verdicts import forward, report_on, saved
 from weightctl import Plan
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.cast import cast
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 from weightctl.verify.checks.forward import check_matrices
 from weightctl.verify.checks.forward.walk import Share, is_beyond, measure_share
 from weightctl.verify.figures import ForwardFigures, MatrixGain
@@ -268,7 +268,7 @@ def test_a_bar_that_nothing_can_be_held_to_is_not_passed(
 
 def test_a_model_that_cannot_be_built_is_skipped_and_says_why(tmp_path: Path) -> None:
     subject = llama(tmp_path, lambda arrays: arrays.pop(DOWN))
-    result = verify(Request(subject=subject), ["forward"]).results["forward"]
+    result = verify_request(Request(subject=subject), ["forward"]).results["forward"]
     assert result.skipped.startswith("the model cannot be built: ")
     assert result.figures is None
 

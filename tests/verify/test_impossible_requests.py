@@ -20,7 +20,7 @@ from conftest import ROOT
 from each import each
 from verdicts import forward, saved
 from weightctl.errors import ConversionError, FormatError, OutputError
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 from weightctl.verify.checks.finite.survey import Stretch, _survey_units
 from weightctl.verify.request import Workers, run_units
 from weightctl.write.executors import WorkerLostError
@@ -64,17 +64,17 @@ def test_what_the_model_cannot_run_on_is_refused_before_anything_is_checked(
         subject=without_tokenizer, progress=lambda doing, _: done.append(doing), **asked
     )
     with pytest.raises(ConversionError, match=message):
-        verify(request)
+        verify_request(request)
     assert not done
 
 
 def test_a_text_of_half_a_character_is_refused(with_tokenizer: Subject) -> None:
     with pytest.raises(ConversionError, match="at character 6"):
-        verify(Request(subject=with_tokenizer, text="hello \ud800"), ["forward"])
+        verify_request(Request(subject=with_tokenizer, text="hello \ud800"), ["forward"])
 
 
 def test_what_nothing_runs_on_is_not_looked_at(without_tokenizer: Subject) -> None:
-    assert not verify(Request(subject=without_tokenizer, tokens=(700,)), ["names"]).problems
+    assert not verify_request(Request(subject=without_tokenizer, tokens=(700,)), ["names"]).problems
 
 
 def test_a_text_is_cut_by_the_tokenizer_of_the_only_one_that_has_one(
@@ -96,13 +96,13 @@ def test_plain_english_makes_sense_to_a_model_that_works(with_tokenizer: Subject
 def test_a_damaged_tokenizer_is_the_checkpoint_s(with_tokenizer: Subject) -> None:
     with open(f"{with_tokenizer.path}/tokenizer.json", "w") as file:
         file.write("{}")
-    report = verify(Request(subject=with_tokenizer, text="hello"), ["forward"])
+    report = verify_request(Request(subject=with_tokenizer, text="hello"), ["forward"])
     assert "the package `tokenizers` rejects the tokenizer" in report.problems[0].text
 
 
 def test_skipping_all_that_was_asked_for_is_refused(without_tokenizer: Subject) -> None:
     with pytest.raises(ConversionError, match="every check is skipped"):
-        verify(Request(subject=without_tokenizer), ["names"], ["names"])
+        verify_request(Request(subject=without_tokenizer), ["names"], ["names"])
 
 
 @each(
@@ -125,7 +125,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_looked_at(
         subject=Subject(tiny_llama), progress=lambda doing, _: done.append(doing), **asked
     )
     with pytest.raises(ConversionError, match=message):
-        verify(request, skip=skip)
+        verify_request(request, skip=skip)
     assert not done
 
 
@@ -133,12 +133,12 @@ def test_a_bar_of_a_comparison_that_is_skipped_is_refused(tiny_llama: Path) -> N
     subject = Subject(tiny_llama)
     request = Request(subject=subject, reference=subject, max_rmse=0.1)
     with pytest.raises(ConversionError, match="--max-rmse applies to the check `values`"):
-        verify(request, ["names"])
+        verify_request(request, ["names"])
 
 
 def test_a_layer_in_the_middle_may_be_looked_at_by_itself(tiny_llama: Path) -> None:
     request = Request(subject=Subject(tiny_llama), layers=range(1, 2))
-    assert not verify(request, ["finite"]).problems
+    assert not verify_request(request, ["finite"]).problems
 
 
 # Checks by workers: the report is that of a run without them.
@@ -178,7 +178,7 @@ def reports(path: Path, against: Path | None, on: str | Executor | None, **optio
     reference = None if against is None else Subject(against)
     request = Request(subject=Subject(path), reference=reference)
     checks = CHECKS if against is not None else CHECKS[:2]
-    return replace(verify(request, checks, on=on, **options), seconds={})
+    return replace(verify_request(request, checks, on=on, **options), seconds={})
 
 
 def quantized(model: Path, folder: Path) -> Path:
@@ -252,12 +252,12 @@ def test_a_worker_that_dies_is_replaced(model: Path) -> None:
 
     request = Request(subject=Subject(model), progress=kill)
     try:
-        found = verify(request, ["finite"], on=executor, task_size="20kB")
+        found = verify_request(request, ["finite"], on=executor, task_size="20kB")
     finally:
         executor.shutdown(cancel_futures=True)
     assert killed
     assert replace(found, seconds={}) == replace(
-        verify(Request(subject=Subject(model)), ["finite"]), seconds={}
+        verify_request(Request(subject=Subject(model)), ["finite"]), seconds={}
     )
 
 
@@ -300,4 +300,4 @@ def test_a_worker_with_other_files_or_another_version_refuses(
 
 def test_an_executor_that_does_not_exist_is_refused(model: Path) -> None:
     with pytest.raises(ConversionError, match="is not an executor"):
-        verify(Request(subject=Subject(model)), ["finite"], on="nowhere:2")
+        verify_request(Request(subject=Subject(model)), ["finite"], on="nowhere:2")

@@ -36,7 +36,7 @@ from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
 from weightctl.translate.tokenizer import encoding
 from weightctl.translate.tokenizer.apart import TokenizerProcess
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Subject, verify
 from weightctl.verify.checks.forward.walk import LayerAhead
 from weightctl.verify.figures import ForwardFigures
 from weightctl.verify.run.parts import Running
@@ -276,7 +276,7 @@ def test_an_altered_copy_is_named(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def verified(path: Path, reference: Path | None = None) -> Report:
-    return verify(Request(subject=Subject(path), reference=reference and Subject(reference)))
+    return verify(path, reference)
 
 
 def test_a_sound_set_is_not_a_problem(tiny_llama: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from faults import IN_DIRECTORY, IN_GGUF, edited, exchange, give_more, in_direct
 from once import once
 from verdicts import explain
 from weightctl import convert
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ RECIPES = ("Q2_K", "Q3_K_L", "Q4_K_M", "Q5_K_S", "IQ4_NL", "TQ1_0")
 
 def report_on(path: Path, reference: Path | None = None) -> Report:
     other = None if reference is None else Subject(reference)
-    return verify(Request(subject=Subject(path), reference=other), ["metadata"])
+    return verify_request(Request(subject=Subject(path), reference=other), ["metadata"])
 
 
 def changed(source: Path, out: Path, name: str, change: Callable[[Any], object]) -> Path:
@@ -347,7 +347,7 @@ def test_a_fault_is_reported_once_where_the_model_runs_too(model: Path, tmp_path
     fault = IN_DIRECTORY["rope base"]
     wrong = in_directory(model, tmp_path / "wrong", fault.change)
     request = Request(subject=Subject(wrong), reference=Subject(model), tokens=(5, 6, 7, 8))
-    report = verify(request, ["metadata", "forward"])
+    report = verify_request(request, ["metadata", "forward"])
     named = [problem.check for problem in report.problems if problem.where == fault.where]
     assert named == ["metadata"]
 

@@ -18,7 +18,7 @@ from verdicts import explain, report_on, saved
 from weightctl import convert
 from weightctl.cli import app
 from weightctl.cli.verdict import verdict
-from weightctl.verify import Request, Result, Subject, verify
+from weightctl.verify import Request, Result, Subject, verify_request
 from weightctl.verify.checks.names import check
 from weightctl.verify.figures import NamesFigures, ValuesFigures
 
@@ -524,7 +524,7 @@ def small_llama(directory: Path, **sizes: int) -> Subject:
 
 
 def against(subject: Subject, reference: Subject) -> Report:
-    return verify(Request(subject=subject, reference=reference), ["values", "forward"])
+    return verify_request(Request(subject=subject, reference=reference), ["values", "forward"])
 
 
 def test_models_of_other_sizes_are_one_problem(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ def test_one_size_that_differs_may_be_a_mistake(key: str, tmp_path: Path) -> Non
 def test_the_check_that_runs_alone_tells_it(tmp_path: Path) -> None:
     own = small_llama(tmp_path / "own")
     other = small_llama(tmp_path / "other", hidden_size=64, vocab_size=97)
-    report = verify(Request(subject=own, reference=other), ["forward"])
+    report = verify_request(Request(subject=own, reference=other), ["forward"])
     assert "different models" in report.problems[0].text
 
 
@@ -574,7 +574,8 @@ def test_a_block_that_gives_nan_is_said_to_and_has_no_percentage(tmp_path: Path)
 
     (tmp_path / "own").mkdir()
     own = saved(tmp_path / "own", small_models.llama(**SMALL), change=ruin)
-    report = verify(Request(subject=own, reference=small_llama(tmp_path / "other")), ["forward"])
+    request = Request(subject=own, reference=small_llama(tmp_path / "other"))
+    report = verify_request(request, ["forward"])
     (problem,) = report.problems
     assert "has NaN or infinite values where the reference does not" in problem.text
     assert "%" not in problem.text
@@ -592,7 +593,7 @@ def test_nothing_is_said_to_be_renamed_or_missing(tiny_llama: Path, tmp_path: Pa
     document = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(document | {"model_type": "lyama"}))
 
-    report = verify(Request(subject=Subject(gguf), reference=Subject(source)))
+    report = verify_request(Request(subject=Subject(gguf), reference=Subject(source)))
     assert report.results["values"].skipped == (
         "A has the names of GGUF and B those of Hugging Face: weightctl does not support the "
         "family, so the tensors cannot be paired"

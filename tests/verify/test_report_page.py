@@ -45,10 +45,10 @@ from reports import (
     unknown_family,
 )
 from weightctl.errors import OutputError
-from weightctl.page.markup import make_axis
 from weightctl.system.registry import load
+from weightctl.text.page.markup import make_axis
 from weightctl.verify import CHECKS, Check, Explanation, Problem, Report, Request, Result, Subject
-from weightctl.verify import verify as run_checks
+from weightctl.verify import verify_request as run_checks
 from weightctl.verify.compare.causes import CAUSES, Cause
 from weightctl.verify.figures import (
     Activation,

@@ -34,7 +34,7 @@ from weightctl import Plan, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.plan.arrangement import split
 from weightctl.split import Grid
-from weightctl.verify import Request, Result, Subject, verify
+from weightctl.verify import Request, Result, Subject, verify_request
 from weightctl.verify.checks.structure import ask_reader, check, check_total, scan_pickles
 from weightctl.verify.figures import StructureFigures
 from weightctl.weights.info import TensorInfo
@@ -107,7 +107,7 @@ def test_a_total_size_that_is_right_or_no_number_is_none(size: Any, tmp_path: Pa
 def test_an_index_that_a_tensor_is_missing_from_is_a_problem(tmp_path: Path) -> None:
     index = sharded(tmp_path / "model") / "model.safetensors.index.json"
     edited(index, lambda document: document["weight_map"].pop("layers.1.weight"))
-    result = verify(Request(subject=Subject(tmp_path / "model")), ["structure"])
+    result = verify_request(Request(subject=Subject(tmp_path / "model")), ["structure"])
     assert "layers.1.weight" in result.problems[0].text or "parts" in result.problems[0].text
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_cut_off_is_one_problem_that_names_it(
     shutil.copytree(tiny_llama, tmp_path / "model")
     file = tmp_path / "model" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    report = verify(Request(subject=Subject(tmp_path / "model")))
+    report = verify_request(Request(subject=Subject(tmp_path / "model")))
     (problem,) = report.problems
     assert (problem.check, problem.where) == ("structure", str(file))
     assert report.results["names"].skipped == "the files cannot be opened"

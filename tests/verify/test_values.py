@@ -24,7 +24,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families import recognize
 from weightctl.formats.open.opening import open_weights
-from weightctl.verify import Request, Subject, verify
+from weightctl.verify import Request, Subject, verify_request
 from weightctl.verify.checks.forward.walk import degrade
 from weightctl.verify.checks.values import check
 from weightctl.verify.compare.distance import (
@@ -591,7 +591,7 @@ def misfit(tmp_path: Path) -> Subject:
 
 
 def test_parts_that_do_not_fit_are_one_problem(misfit: Subject) -> None:
-    report = verify(Request(subject=misfit), ["structure", "finite", "names", "forward"])
+    report = verify_request(Request(subject=misfit), ["structure", "finite", "names", "forward"])
     assert [problem.check for problem in report.problems] == ["finite"]
     assert f"{_QUERY}_scale_inv" in report.problems[0].text
     assert report.results["names"].skipped
@@ -603,4 +603,4 @@ def test_a_reference_of_parts_that_do_not_fit_is_refused(misfit: Subject, tmp_pa
     (directory := tmp_path / "whole").mkdir()
     subject = saved(directory, small_models.llama(num_hidden_layers=1))
     with pytest.raises(ConversionError, match="scale_inv"):
-        verify(Request(subject=subject, reference=misfit), ["names"])
+        verify_request(Request(subject=subject, reference=misfit), ["names"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,11 +34,11 @@ _SHARE = 4
 _MOST_NAMED = 3
 
 
-class Captured(NamedTuple):
+class ExtractedWeight(NamedTuple):
     """A weight in the adapter: its rank, and how much of the difference the pair contains.
 
-    `energy` is the sum of the squares of the difference, and `captured` the part of it that the
-    product of the pair has.
+    `energy` is the sum of the squares of the difference, and `captured` the part of it, from 0 to
+    1, that the product of the pair has.
     """
 
     name: str
@@ -48,39 +47,19 @@ class Captured(NamedTuple):
     energy: float
     captured: float
 
-    @property
-    def share(self) -> float:
-        """The captured part, from 0 to 1."""
-        return self.captured / self.energy if self.energy else 1.0
 
-
-@dataclass(frozen=True)
-class Extraction:
+class ExtractedAdapter(NamedTuple):
     """A LoRA adapter that was computed: PEFT's tensors and settings, and what it captures.
 
-    `left` are the names of tensors that differ, but are not matrices, so that the adapter does not
-    have them.
+    `left_out` are the names of tensors that differ, but are not matrices, so that the adapter does
+    not have them.
     """
 
     tensors: dict[str, Floats]
-    document: bytes
-    captured: list[Captured]
+    settings: bytes
+    weights: list[ExtractedWeight]
     unchanged: int
-    left: list[str] = field(default_factory=list[str])
-
-    @property
-    def share(self) -> float:
-        """The captured part of the differences of all weights in the adapter, from 0 to 1."""
-        energy = sum(each.energy for each in self.captured)
-        return sum(each.captured for each in self.captured) / energy if energy else 1.0
-
-    @property
-    def notes(self) -> list[str]:
-        if not self.left:
-            return []
-        shown = join_names(self.left, _MOST_NAMED)
-        count = pluralize(len(self.left), "tensor")
-        return [f"not in the adapter: {count} that differ, but are not matrices ({shown})"]
+    left_out: list[str]
 
 
 def extract_pairs(
@@ -92,7 +71,7 @@ def extract_pairs(
     exclude: Sequence[str] = (),
     where: str = "",
     progress: Callable[[int], object] | None = None,
-) -> Extraction:
+) -> ExtractedAdapter:
     """Return the adapter of a rank that turns `base` into `tuned`, one matrix after the other.
 
     Each difference is approximated by a randomized singular value decomposition (Halko, Martinsson
@@ -102,8 +81,8 @@ def extract_pairs(
     """
     names = _list_common(base, tuned, include, exclude)
     tensors: dict[str, Floats] = {}
-    captured: list[Captured] = []
-    left: list[str] = []
+    weights: list[ExtractedWeight] = []
+    left_out: list[str] = []
     unchanged = 0
     for name in names:
         one, other = (tensor_of(source_of(each), name) for each in (base, tuned))
@@ -115,7 +94,7 @@ def extract_pairs(
         if not difference.any():
             unchanged += 1
         elif not _is_matrix(one.info):
-            left.append(name)
+            left_out.append(name)
         elif not np.isfinite(difference).all():
             raise ConversionError(
                 f"the difference of `{name}` has values that are not finite",
@@ -126,14 +105,14 @@ def extract_pairs(
             matrix = difference.reshape(one.info.shape)
             found, pair = _approximate(name, module, matrix, rank)
             tensors |= pair
-            captured.append(found)
-    if not captured:
+            weights.append(found)
+    if not weights:
         raise ConversionError(
             "no matrix differs between the two models",
             hint="check that the paths are those of the base model and the tuned model",
         )
-    document = _settings(base, captured, names, rank, where)
-    return Extraction(tensors, document, captured, unchanged, left)
+    settings = _make_settings(base, weights, names, rank, where)
+    return ExtractedAdapter(tensors, settings, weights, unchanged, left_out)
 
 
 def _is_matrix(info: TensorInfo) -> bool:
@@ -172,7 +151,7 @@ def _list_common(
 
 def _approximate(
     name: str, module: str, difference: Floats, rank: int
-) -> tuple[Captured, dict[str, Floats]]:
+) -> tuple[ExtractedWeight, dict[str, Floats]]:
     """Return what the pair of a matrix captures, and the pair by PEFT's names."""
     is_embedding = _EMBEDDING.search(module) is not None
     matrix = difference.T if is_embedding else difference
@@ -189,7 +168,8 @@ def _approximate(
         names = ("lora_embedding_A", "lora_embedding_B")
     pair = dict(zip((f"{stem}.{each}" for each in names), (first, second), strict=True))
     made = {key: np.ascontiguousarray(each, np.float32) for key, each in pair.items()}
-    return Captured(name, difference.shape, rank, energy, max(energy - rest, 0.0)), made
+    captured = max(energy - rest, 0.0) / energy if energy else 1.0
+    return ExtractedWeight(name, difference.shape, rank, energy, captured), made
 
 
 def _decompose(matrix: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
@@ -209,14 +189,18 @@ def _decompose(matrix: Floats, rank: int) -> tuple[Floats, Floats, Floats]:
     return (basis @ left)[:, :rank], values[:rank], right[:rank]
 
 
-def _settings(
-    base: Checkpoint, captured: Sequence[Captured], names: Sequence[str], rank: int, where: str
+def _make_settings(
+    base: Checkpoint,
+    weights: Sequence[ExtractedWeight],
+    names: Sequence[str],
+    rank: int,
+    where: str,
 ) -> bytes:
     """Return PEFT's adapter_config.json; alpha is the rank, so that pairs are not scaled."""
-    modules = [each.name.removesuffix(".weight") for each in captured]
+    modules = [each.name.removesuffix(".weight") for each in weights]
     lower = {
         module: each.rank
-        for module, each in zip(modules, captured, strict=True)
+        for module, each in zip(modules, weights, strict=True)
         if each.rank != rank
     }
     document = config(header_of(base).files, CONFIG)

@@ -86,10 +86,12 @@ class SeldomExperts:
 class MeasuredImportance:
     """An importance matrix that was written to `path`.
 
-    `chunks` and `tokens` are those of this run, without those of merged files. `resumed` is the
-    number of layers that an earlier, stopped run had done.
+    `model` is the path of the model, None if only files were merged. `chunks` and `tokens` are
+    those of this run, without those of merged files. `resumed` is the number of layers that an
+    earlier, stopped run had done.
     """
 
+    model: str | None
     path: str
     context: int
     format: str = "gguf"
@@ -136,7 +138,7 @@ def make_imatrix(
     merged = [read_sums(path, context) for path in merge]
     if model is None:
         sums = ImportanceSums(context)
-        made = MeasuredImportance(path=shown, context=context)
+        made = MeasuredImportance(model=None, path=shown, context=context)
     else:
         texts = read_texts(text_files)
         subject = Subject(model, format_name)
@@ -150,14 +152,16 @@ def make_imatrix(
             entries = passing.run(state)
         source_of(recognized.tree).refuse_change()
         sums = ImportanceSums(context, entries, tuple(text.name for text in texts))
+        seldom = tuple(_list_seldom(sums))
         made = MeasuredImportance(
+            model=os.fspath(model),
             path=shown,
             context=context,
             chunks=len(ids),
             tokens=ids.size,
             resumed=resumed,
-            seldom=tuple(_list_seldom(sums)),
-            notes=(*_notes(resumed, was_other=was_other),),
+            seldom=seldom,
+            notes=(*_notes(resumed, was_other=was_other), *_describe_seldom(seldom)),
         )
     for path, other in zip(merge, merged, strict=True):
         sums.add(other, path)
@@ -211,7 +215,7 @@ def _identify(
     model: RecognizedModel, ids: NDArray[np.int64], device: DeviceRef, *, process_output: bool
 ) -> str:
     """Return the hexadecimal identity of a run; only a run with the same can continue it."""
-    from weightctl import __version__
+    from weightctl.system import __version__
 
     source = repr(fingerprint_source(source_of(model.tree)))
     about = [__version__, source, str(device), process_output, ids.shape, repr(model.config)]
@@ -306,6 +310,21 @@ def _notes(resumed: int, *, was_other: bool) -> Iterator[str]:
         yield f"continued after {pluralize(resumed, 'layer')} of a stopped run"
     if was_other:
         yield "the state of a stopped run with another input was removed"
+
+
+def _describe_seldom(found: Sequence[SeldomExperts]) -> Iterator[str]:
+    """Yield a note about the experts that few tokens reached."""
+    if not found:
+        return
+    worst = max(found, key=lambda each: (each.unreached, each.seldom))
+    what = (
+        f"no token reached {worst.unreached} of the {worst.experts} experts of `{worst.tensor}`"
+        if worst.unreached
+        else f"few tokens reached {worst.seldom} of the {worst.experts} experts of `{worst.tensor}`"
+    )
+    more = len(found) - 1
+    others = f", and {more} more tensors have such experts" if more else ""
+    yield f"{what}{others}: use a longer text"
 
 
 # Which weights of a model get an entry in an importance matrix, under which names, and the sums.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import load_on_use
+from weightctl.system.registry import load_on_use, make_callable
 
 if TYPE_CHECKING:
     from weightctl.check.checking import Checked, check
@@ -35,3 +35,5 @@ __getattr__ = load_on_use(
         "check": "weightctl.check.checking:check",
     },
 )
+
+make_callable(__name__, "check")

@@ -38,6 +38,7 @@ class Checked:
     path: str
     findings: tuple[RuleFinding, ...]
     fixed: tuple[RuleFinding, ...] = ()
+    dry_run: bool = False
     written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -74,7 +75,12 @@ def check(
         written |= dict.fromkeys(contents)
         findings, notes = _apply_rules(where, source_format)
     return Checked(
-        path=where, findings=findings, fixed=tuple(fixed), written=tuple(written), notes=notes
+        path=where,
+        findings=findings,
+        fixed=tuple(fixed),
+        dry_run=dry_run,
+        written=tuple(written),
+        notes=notes,
     )
 
 
@@ -100,7 +106,7 @@ def _apply_rules(
     for name, rule in RULES.items():
         find: Callable[[CheckedModel], Iterable[RuleFinding]] = load(rule.find)
         try:
-            findings += [replace(each, rule=name) for each in find(model)]
+            findings += [replace(each, rule=name, level=rule.level) for each in find(model)]
         except WeightctlError as error:
             model.notes.append(f"the rule {name} was not applied: {error.message}")
     return tuple(findings), tuple(dict.fromkeys(model.notes))
@@ -163,7 +169,7 @@ def _change(text: str, start: int, keys: tuple[str, ...], change: JsonChange, de
     found = next((each for each in reversed(members) if each.key == key), None)
     if found is not None and rest and text[found.value] == "{":
         return _change(text, found.value, tuple(rest), change, depth + 1)
-    if change.removes:
+    if change.removed:
         if found is None or rest:
             return text
         # If only the last one went, an earlier one would count.

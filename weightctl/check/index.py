@@ -103,7 +103,7 @@ def find_extra_entries(model: CheckedModel) -> Iterator[RuleFinding]:
             where="weight_map",
             text=f"{pluralize(len(extra), 'listed tensor')} {are} in no part: {few(extra)}",
             changes=tuple(
-                JsonChange(index.path, ("weight_map", name), removes=True) for name in extra
+                JsonChange(index.path, ("weight_map", name), removed=True) for name in extra
             ),
         )
 

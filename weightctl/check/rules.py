@@ -36,7 +36,7 @@ class JsonChange(NamedTuple):
     path: str
     keys: tuple[str, ...]
     value: Any = None
-    removes: bool = False
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +44,8 @@ class RuleFinding:
     """A violation of a rule: the file, the key or tensor in it, and a sentence.
 
     `where` is empty if the finding is about the whole file. `changes` correct the finding; there
-    are none if it cannot be corrected safely. `rule` is the id of the rule; it is empty while the
-    rule runs.
+    are none if it cannot be corrected safely. `rule` is the id of the rule, and `level`
+    its level; they are missing while the rule runs.
     """
 
     path: str
@@ -54,6 +54,7 @@ class RuleFinding:
     hint: str = ""
     changes: tuple[JsonChange, ...] = ()
     rule: str = ""
+    level: Level | None = None
 
 
 def _read_rules() -> dict[str, Rule]:

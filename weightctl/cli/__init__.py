@@ -160,7 +160,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from weightctl import __version__
+        from weightctl.system import __version__
 
         typer.echo(f"weightctl {__version__}")
         typer.echo(f"kernels: {_kernels()}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import typer
 
 from weightctl.cli import options
@@ -12,9 +10,6 @@ from weightctl.cli.progress import long_bar
 from weightctl.cli.render import Cell, show_lines
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
-
-if TYPE_CHECKING:
-    from weightctl.deltas.applying import RestoredFile
 
 app = typer.Typer(add_completion=False)
 
@@ -43,20 +38,8 @@ def apply(
     with long_bar(total, quiet=quiet) as advance:
         made = apply_patch(base, patch, out, force=force, progress=advance)
     if as_json:
-        show_document(_document(base, patch, out, made))
+        show_document(made)
     elif not quiet:
-        size = format_size(sum(each.nbytes for each in made))
-        files = pluralize(len(made), "file")
+        size = format_size(sum(each.bytes for each in made.files))
+        files = pluralize(len(made.files), "file")
         show_lines([[Cell(f"{out}: {files}, {size}, SHA-256 as in the patch")]])
-
-
-def _document(base: str, patch: str, out: str, made: list[RestoredFile]) -> dict[str, Any]:
-    """Return the result as JSON, according to `schemas/apply.json` in the package."""
-    return {
-        "base": base,
-        "patch": patch,
-        "output": out,
-        "files": [
-            {"path": each.path, "bytes": each.nbytes, "sha256": each.sha256} for each in made
-        ],
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -72,7 +72,7 @@ def check(
         found = [*checked.findings, *(checked.fixed if dry_run else ())]
         _write_sarif(sarif, found, exit_code=code, force=force)
     if as_json:
-        show_document(_document(checked, dry_run=dry_run))
+        show_document(checked)
     else:
         show_lines([*_list_lines(checked, fix=fix, dry_run=dry_run, quiet=quiet)])
     show_notes(checked.notes, quiet=quiet)
@@ -119,9 +119,7 @@ def _summarize(checked: Checked, *, fix: bool, dry_run: bool) -> str:
 
 
 def _level(finding: RuleFinding) -> str:
-    from weightctl.check.rules import RULES
-
-    return RULES[finding.rule].level.value
+    return finding.level.value if finding.level else ""
 
 
 def _describe(finding: RuleFinding) -> str:
@@ -137,40 +135,9 @@ def _list_changes(changes: Iterable[JsonChange]) -> Iterator[str]:
         shown = json.dumps(change.value, ensure_ascii=False)
         if len(shown) > _LONGEST_VALUE:
             shown = shown[: _LONGEST_VALUE - 1] + "…"
-        texts.append(f"removed {name}" if change.removes else f"{name} = {shown}")
+        texts.append(f"removed {name}" if change.removed else f"{name} = {shown}")
     if texts:
         yield join_names(texts, _MOST_NAMED)
-
-
-def _document(checked: Checked, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "path": checked.path,
-        "findings": [_document_finding(each) for each in checked.findings],
-        "fixed": [_document_finding(each) for each in checked.fixed],
-        "dry_run": dry_run,
-        "written": list(checked.written),
-        "notes": list(checked.notes),
-    }
-
-
-def _document_finding(finding: RuleFinding) -> dict[str, Any]:
-    return {
-        "rule": finding.rule,
-        "level": _level(finding),
-        "path": finding.path,
-        "where": finding.where or None,
-        "text": finding.text,
-        "hint": finding.hint or None,
-        "changes": [
-            {
-                "path": change.path,
-                "keys": list(change.keys),
-                "removed": change.removes,
-                "value": change.value,
-            }
-            for change in finding.changes
-        ],
-    }
 
 
 def _write_sarif(

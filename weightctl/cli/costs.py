@@ -13,7 +13,7 @@ from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from weightctl.write.save import Saved
 
@@ -68,6 +68,8 @@ def document_network(before: TrafficCounts = _NOTHING) -> dict[str, Any]:
     return {"network": counts._asdict()} if counts.requests else {}
 
 
-def show_document(document: Mapping[str, Any], before: TrafficCounts = _NOTHING) -> None:
-    """Print a document as a line of JSON, with the traffic since `before`, if any."""
-    show_text(json.dumps({**document, **document_network(before)}) + "\n")
+def show_document(result: object, before: TrafficCounts = _NOTHING) -> None:
+    """Print a record or a mapping as a line of JSON, with the traffic since `before`, if any."""
+    from weightctl.text.documents import to_document
+
+    show_text(json.dumps({**to_document(result), **document_network(before)}) + "\n")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.compared import Comparison, Difference, Side, compare
-from weightctl.cli.contents import Contents, hash_tensors, label
 from weightctl.cli.costs import show_document
 from weightctl.cli.outline import outline
 from weightctl.cli.progress import LONG, long_bar, stages_bar
@@ -21,9 +20,10 @@ from weightctl.cli.render import (
     show_notes,
     show_table,
 )
+from weightctl.cli.stored import hash_tensors
 from weightctl.errors import WeightctlError
-from weightctl.families.mlx import is_mlx
-from weightctl.formats.open.opening import open_weights
+from weightctl.inspection.contents import label, read_contents
+from weightctl.inspection.diff import compare_contents, refuse_both, refuse_nothing
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.weights.nodes import build_tree
@@ -32,9 +32,9 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.compared import LayerChange, ValueChange
     from weightctl.cli.outline import OutlineLine
     from weightctl.deltas.creating import WrittenPatch
+    from weightctl.inspection.comparison import Comparison, Difference, LayerChange, ValueChange
 
 # The bytes of B, by the way in which the patch restores them.
 _MEANINGS = {
@@ -71,15 +71,15 @@ def diff(
     model family. Metadata is not compared.
     """
     del anonymous  # its callback has taken effect
-    _refuse_combinations(
-        hashes=hashes, values=values, is_part=bool(include or exclude), has_patch=patch is not None
-    )
-    ours, theirs = (_open(path, include or (), exclude or ()) for path in (first, second))
-    if (include or exclude) and not ours.entries and not theirs.entries:
+    refuse_both(hashes=hashes, values=values)
+    if patch is not None and (hashes or values or include or exclude):
         raise WeightctlError(
-            "no tensor of A or B matches --include and --exclude",
-            hint="`weightctl ls --flat` lists the names; `*` matches any text",
+            "--patch always compares all bytes of all tensors and other files, so it cannot be "
+            "used together with --hash, --values, --include or --exclude",
+            hint="remove the other options",
         )
+    ours, theirs = (read_contents(path, include or (), exclude or ()) for path in (first, second))
+    refuse_nothing(ours, theirs, is_part=bool(include or exclude))
     for contents in (ours, theirs):
         show_notes(header_of(contents.weights).notes, quiet=quiet)
     written = None
@@ -89,11 +89,18 @@ def diff(
             if not quiet:
                 summarize_patch(written)
             return
-    found = _compare(ours, theirs, (first, second), hashes=hashes, values=values, quiet=quiet)
+    is_short = max(ours.totals.nbytes, theirs.totals.nbytes) < LONG or not (hashes or values)
+    with stages_bar(quiet=quiet or is_short) as progress:
+        compared = compare_contents(
+            (first, ours),
+            (second, theirs),
+            hashed=partial(hash_tensors, quiet=quiet) if hashes else None,
+            values=values,
+            progress=progress,
+        )
+    found = compared.comparison
     if as_json:
-        compared = "values" if values else "bytes" if hashes else ""
-        made = _document((first, ours), (second, theirs), found, compared)
-        show_document(made | {"patch": None if written is None else patch_document(written)})
+        show_document(replace(compared, patch=written))
     elif not quiet:
         titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
         show_lines([[Cell(printable(title), "bold")] for title in titles])
@@ -106,75 +113,6 @@ def diff(
         )
     if found.differences and written is None:
         raise typer.Exit(1)
-
-
-def _refuse_combinations(*, hashes: bool, values: bool, is_part: bool, has_patch: bool) -> None:
-    """Raise `WeightctlError` for options that cannot be used together."""
-    if hashes and values:
-        raise WeightctlError(
-            "--hash compares bytes and --values compares values, so they cannot be used together",
-            hint="use --values if the encodings differ, and --hash otherwise",
-        )
-    if has_patch and (hashes or values or is_part):
-        raise WeightctlError(
-            "--patch always compares all bytes of all tensors and other files, so it cannot be "
-            "used together with --hash, --values, --include or --exclude",
-            hint="remove the other options",
-        )
-
-
-def _open(path: str, include: Sequence[str], exclude: Sequence[str]) -> Contents:
-    return Contents(open_weights(path), include, exclude)
-
-
-def _compare(
-    ours: Contents,
-    theirs: Contents,
-    paths: tuple[str, str],
-    *,
-    hashes: bool,
-    values: bool,
-    quiet: bool,
-) -> Comparison:
-    """Compare two checkpoints, paired by equal names, or by the names of their family.
-
-    Pairing by a family's names is needed to compare values, or if most names differ.
-    """
-    if values or _has_other_names(ours, theirs):
-        # This import loads NumPy.
-        from weightctl.cli.paired import PairedTensors, compare_bytes, compare_values
-
-        try:
-            paired = PairedTensors(ours, theirs, paths)
-        except WeightctlError:
-            # Shapes and encodings can be compared even if weights cannot be decoded.
-            if values:
-                raise
-            paired = None
-        if paired is not None and (values or paired.is_by_family):
-            total = max(ours.totals.nbytes, theirs.totals.nbytes)
-            is_short = total < LONG or not (hashes or values)
-            with stages_bar(quiet=quiet or is_short) as progress:
-                if values:
-                    return compare_values(paired, progress)
-                return compare_bytes(paired, progress, with_bytes=hashes)
-    return compare(
-        ours,
-        theirs,
-        (lambda contents, names: hash_tensors(contents, names, quiet=quiet)) if hashes else None,
-    )
-
-
-def _has_other_names(ours: Contents, theirs: Contents) -> bool:
-    """Whether less than half of the smaller checkpoint's names are also in the other one.
-
-    MLX gives other names only to some tensors.
-    """
-    headers = [header_of(contents.weights) for contents in (ours, theirs)]
-    if is_mlx(headers[0]) != is_mlx(headers[1]):
-        return True
-    first, second = ({*header.tensors, *header.aliases} for header in headers)
-    return 2 * len(first & second) < min(len(first), len(second))
 
 
 def _show_differences(found: Comparison) -> None:
@@ -197,9 +135,9 @@ def _show_differences(found: Comparison) -> None:
 
 
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:
-    # The second name is not part of the key, so that equal layers fold although it differs.
+    # Names are not part of the key, so that equal layers fold although these differ.
     def look(found: Difference) -> tuple[object, int, int]:
-        return found[:3], 1, 0
+        return (found.first, found.second, found.of), 1, 0
 
     for line in outline(build_tree(differences), differences, look):
         yield _row(line)
@@ -212,7 +150,7 @@ def _row(line: OutlineLine[Difference]) -> Sequence[Cell]:
     sign, style = ("-", "red") if found.second is None else ("+", "green")
     if found.first is not None and found.second is not None:
         sign, style = "~", "yellow"
-    sides = [side for side in found[:2] if side is not None]
+    sides = [side for side in (found.first, found.second) if side is not None]
     return (
         Cell(f"{sign} {line.text}", style),
         Cell(_arrow(shape_text(side.shape) for side in sides), right=True),
@@ -249,54 +187,6 @@ def _summarize(found: Comparison, *, hashes: bool) -> list[str]:
     return [*filter(None, (summary, alike))]
 
 
-def _document(
-    first: tuple[str, Contents], second: tuple[str, Contents], found: Comparison, compared: str
-) -> dict[str, Any]:
-    layers = found.layers
-    return {
-        "first": _checkpoint(*first),
-        "second": _checkpoint(*second),
-        "compared": ["shape", *(["values"] if compared == "values" else ["encoding"]),
-                     *(["bytes"] if compared == "bytes" else [])],
-        "paired": found.how or "by equal names",
-        "tensors": found.names,
-        "differences": [
-            {
-                "name": name,
-                "second_name": each.second_name,
-                "of": list(each.of),
-                "first": _side_document(each.first),
-                "second": _side_document(each.second),
-                "change": change_document(each.change),
-            }
-            for name, each in found.differences.items()
-        ],
-        "layers": None
-        if layers is None
-        else [each._asdict() | {"change": change_document(each.change)} for each in layers],
-    }  # fmt: skip
-
-
-def _checkpoint(path: str, contents: Contents) -> dict[str, Any]:
-    name, architecture = contents.identity
-    return {
-        "path": path,
-        "format": header_of(contents.weights).format,
-        "name": name or None,
-        "architecture": architecture or None,
-    }
-
-
-def _side_document(side: Side | None) -> dict[str, Any] | None:
-    if side is None:
-        return None
-    return {
-        "shape": list(side.shape),
-        "encoding": side.encoding,
-        "bits_per_weight": side.bits,
-    }
-
-
 # Patches, as `weightctl diff --patch` writes and describes them.
 
 
@@ -312,7 +202,7 @@ def save_patch(first: str, second: str, path: str, *, force: bool, quiet: bool) 
 
 def summarize_patch(written: WrittenPatch) -> None:
     """Print the sizes of a patch, and how much of B is restored in which way."""
-    share = 100 * written.nbytes / max(written.restored, 1)
+    share = 100 * written.bytes / max(written.restored_bytes, 1)
     counts = ", ".join(f"{count:,} {kind}" for kind, count in written.tensors.items() if count)
     show_table(
         [Cell(_MEANINGS[method]), Cell(format_size(nbytes), right=True)]
@@ -320,21 +210,9 @@ def summarize_patch(written: WrittenPatch) -> None:
         if nbytes
     )
     files = pluralize(written.files, "file")
-    size = f"{format_size(written.nbytes)}, {share:.2f} % of {format_size(written.restored)}"
+    size = f"{format_size(written.bytes)}, {share:.2f} % of {format_size(written.restored_bytes)}"
     lines = [f"tensors: {counts}"] if counts else []
     show_lines([[], *([Cell(line)] for line in lines), [Cell(f"{written.path}: {size}, {files}")]])
-
-
-def patch_document(written: WrittenPatch) -> dict[str, Any]:
-    """Return the description of a patch as JSON."""
-    return {
-        "path": written.path,
-        "bytes": written.nbytes,
-        "restored_bytes": written.restored,
-        "files": written.files,
-        "tensors": dict(written.tensors),
-        "methods": dict(written.methods),
-    }
 
 
 # Shows changes of values (`diff --values`) on the screen and in JSON.
@@ -388,10 +266,3 @@ def summarize_changes(layers: Sequence[LayerChange], recoded: int) -> str:
         for count, what in counts
         if count
     )
-
-
-def change_document(change: ValueChange | None) -> dict[str, Any] | None:
-    """Return a change as a JSON object; figures that are not finite are null."""
-    if change is None:
-        return None
-    return {key: value if isfinite(value) else None for key, value in change._asdict().items()}

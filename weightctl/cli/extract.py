@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of
-
-if TYPE_CHECKING:
-    from weightctl.adapters.extraction import Extraction
 
 app = typer.Typer(add_completion=False)
 
@@ -54,7 +51,7 @@ def extract(
     header = header_of(open_weights(base))
     total = sum(info.nbytes for info in header.tensors.values())
     with progress_bar(total, quiet=quiet) as advance:
-        made, conversion = write_adapter(
+        made = write_adapter(
             base,
             tuned,
             out,
@@ -66,7 +63,7 @@ def extract(
             progress=advance,
         )
     if as_json:
-        show_document(_document(base, tuned, out, made))
+        show_document(made)
         return
     if quiet:
         return
@@ -76,39 +73,17 @@ def extract(
             Cell(each.name),
             Cell(shape_text(each.shape)),
             Cell(f"rank {each.rank}"),
-            Cell(f"{100 * each.share:.2f} %"),
+            Cell(f"{100 * each.captured:.2f} %"),
         ]
-        for each in made.captured
+        for each in made.tensors
     )
-    size = sum(layout.nbytes for layout in conversion.outcome.parts.values())
+    size = sum(layout.nbytes for layout in made.conversion.outcome.parts.values())
     unchanged = f", {pluralize(made.unchanged, 'tensor')} unchanged" if made.unchanged else ""
-    count = pluralize(len(made.captured), "weight")
+    count = pluralize(len(made.tensors), "weight")
     show_lines(
         [
             [],
             [Cell(f"{out}: {count}{unchanged}, {format_size(size)}")],
-            [Cell(f"captured energy: {100 * made.share:.2f} %", "bold")],
+            [Cell(f"captured energy: {100 * made.captured:.2f} %", "bold")],
         ]
     )
-
-
-def _document(base: str, tuned: str, out: str, made: Extraction) -> dict[str, Any]:
-    """Return the result as JSON, according to `schemas/extract.json` in the package."""
-    return {
-        "base": base,
-        "tuned": tuned,
-        "output": out,
-        "captured": made.share,
-        "unchanged": made.unchanged,
-        "left_out": made.left,
-        "tensors": [
-            {
-                "name": each.name,
-                "shape": list(each.shape),
-                "rank": each.rank,
-                "energy": each.energy,
-                "captured": each.share,
-            }
-            for each in made.captured
-        ],
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -61,11 +60,9 @@ def imatrix(
             format_name=source_format,
             advance=advance,
         )
-    notes = [*made.notes, *_describe_seldom(made)]
-    show_notes(notes, quiet=quiet)
+    show_notes(made.notes, quiet=quiet)
     if as_json:
-        document = asdict(made) | {"model": path, "notes": notes}
-        show_document(document)
+        show_document(made)
     elif not quiet:
         show_lines([[Cell(_summarize(made))]])
 
@@ -75,19 +72,3 @@ def _summarize(made: MeasuredImportance) -> str:
     if made.chunks:
         what += f", measured on {pluralize(made.chunks, 'chunk')} of {made.context:,} tokens"
     return what + (f", merged with {pluralize(len(made.merged), 'file')}" if made.merged else "")
-
-
-def _describe_seldom(made: MeasuredImportance) -> list[str]:
-    """Return a note about the experts that few tokens reached."""
-    if not made.seldom:
-        return []
-    worst = max(made.seldom, key=lambda each: (each.unreached, each.seldom))
-    unreached = max(0, *(each.unreached for each in made.seldom))
-    what = (
-        f"no token reached {worst.unreached} of the {worst.experts} experts of `{worst.tensor}`"
-        if unreached
-        else f"few tokens reached {worst.seldom} of the {worst.experts} experts of `{worst.tensor}`"
-    )
-    more = len(made.seldom) - 1
-    others = f", and {more} more tensors have such experts" if more else ""
-    return [f"{what}{others}: use a longer text"]

@@ -40,8 +40,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents
     from weightctl.families.memory.estimate import FittingLayers, MemoryEstimate
+    from weightctl.inspection.contents import Contents
     from weightctl.storage.traffic import TrafficCounts
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
@@ -174,7 +174,7 @@ def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCou
     if asked.meta or asked.draft:
         _show_text(path, weights, asked)
         return True
-    from weightctl.cli.contents import Contents
+    from weightctl.inspection.contents import Contents
 
     fit = _find_fit(weights, asked.fit, asked.context, asked.kv_type)
 
@@ -236,8 +236,8 @@ def _show_metadata(path: str, contents: Contents, asked: ListChoices) -> None:
 def _show_json(
     path: str, contents: Contents, asked: ListChoices, before: TrafficCounts, fit: FitResult | None
 ) -> None:
-    from weightctl.cli.contents import hash_tensors, sort_names
     from weightctl.cli.overview import document
+    from weightctl.cli.stored import hash_tensors, sort_names
 
     made = document(
         path,
@@ -252,7 +252,7 @@ def _show_json(
 
 
 def _show_flat(path: str, contents: Contents, asked: ListChoices) -> None:
-    from weightctl.cli.contents import find_equal, hash_tensors, list_rows, sort_names
+    from weightctl.cli.stored import find_equal, hash_tensors, list_rows, sort_names
 
     names = sort_names(contents, asked.sort)
     digests = hash_tensors(contents, quiet=asked.quiet) if asked.hashes else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from weightctl.cli.render import Cell, list_ranges
+from weightctl.cli.render import Cell
+from weightctl.text.wording import join_ranges
 from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from weightctl.weights.nodes import TreeNode
 
@@ -142,13 +143,6 @@ class _Outline(Generic[Entry]):
             else (join_ranges(groups[entry]), children[groups[entry][0]], len(groups[entry]))
             for entry in order
         ]
-
-
-def join_ranges(segments: Sequence[str]) -> str:
-    """Return different numbers, in order, as one text: `[0-2,4]`, or `4` for one number."""
-    if len(segments) == 1:
-        return segments[0]
-    return f"[{','.join(list_ranges(map(int, segments)))}]"
 
 
 def outline(

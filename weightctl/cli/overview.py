@@ -6,7 +6,6 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.cli.contents import Contents, find_alignment, kind, label
 from weightctl.cli.outline import outline
 from weightctl.cli.render import (
     Cell,
@@ -15,6 +14,7 @@ from weightctl.cli.render import (
     split_cells,
     strategy_name,
 )
+from weightctl.inspection.contents import Contents, find_alignment, kind, label
 from weightctl.storage.files import file_size, is_file
 from weightctl.text.sizes import format_count, format_size
 from weightctl.text.untyped import is_object, is_sequence
@@ -27,8 +27,8 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightctl.cli.contents import MtpContents
     from weightctl.cli.outline import OutlineLine
+    from weightctl.inspection.contents import MtpContents
     from weightctl.schemes.matching import Entry
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue

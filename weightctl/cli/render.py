@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.text.columns import width, wrap_text
-from weightctl.text.wording import pluralize, printable
+from weightctl.text.wording import list_ranges, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from weightctl.split import Grid, Sharding
+    from weightctl.split import Sharding
     from weightctl.weights.info import Header
 
 _GAP = "  "
@@ -286,12 +286,6 @@ def _message_columns() -> int:
 _Shapes = tuple[tuple[int, ...] | None, ...]
 
 
-def grid_text(grid: Grid) -> str:
-    """Return the arrangement of ranks: `2 ranks: tp 2`."""
-    ranks = pluralize(grid.ranks, "rank")
-    return f"{ranks}: {grid.degrees}" if grid.degrees else ranks
-
-
 def split_cells(header: Header, name: str) -> tuple[Cell, ...]:
     """Return the cells that show how a tensor is cut: `rowwise 2x`, and the shards' shapes.
 
@@ -348,14 +342,3 @@ def rank_shapes(whole: Sequence[int], shapes: _Shapes) -> Cell:
 def join_ranks(ranks: Sequence[int]) -> str:
     """Return the numbers of ranks as text, with ranges: `0-3, 6`."""
     return ", ".join(list_ranges(ranks))
-
-
-def list_ranges(numbers: Iterable[int]) -> list[str]:
-    """Return different numbers, in order, as texts with ranges: `0-3`, `6`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][-1] + 1 == number:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]

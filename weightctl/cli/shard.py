@@ -24,7 +24,6 @@ from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import (
     Cell,
     columns,
-    grid_text,
     hung,
     is_terminal,
     join_ranks,
@@ -454,7 +453,7 @@ def summary(
     path: str, out: str, plan: ShardPlan, outcome: Outcome, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that describe the shards; `saved` is None if nothing was written."""
-    title = f"{printable(path)} -> {printable(out)} ({plan.format}, {grid_text(plan.grid)})"
+    title = f"{printable(path)} -> {printable(out)} ({plan.format}, {plan.grid})"
     lines = [[Cell(title, "bold")], *([Cell(text)] for text in _summarize_plan(plan, outcome))]
     if outcome.carried:
         where = " in each directory" if plan.layout == "ranks" and plan.grid.ranks > 1 else ""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.contents import Contents
 from weightctl.cli.costs import show_document
 from weightctl.cli.render import (
     Cell,
@@ -24,6 +23,7 @@ from weightctl.cli.render import (
 )
 from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
+from weightctl.inspection.contents import Contents
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from math import isfinite, isnan
-from typing import TYPE_CHECKING, Annotated, Any
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weightctl.cli import options
 from weightctl.cli.chart import can_draw, draw_counts
-from weightctl.cli.contents import Contents
 from weightctl.cli.costs import show_document
-from weightctl.cli.measured import list_tensors, measure
 from weightctl.cli.progress import long_bar
 from weightctl.cli.render import (
     Cell,
@@ -21,14 +19,15 @@ from weightctl.cli.render import (
     show_notes,
     show_table,
 )
-from weightctl.formats.open.opening import open_weights
+from weightctl.inspection.contents import Contents, read_contents
+from weightctl.inspection.statistics import describe_rows, list_tensors, measure
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from weightctl.cli.measured import MeasuredRow
+    from weightctl.inspection.statistics import MeasuredRow
     from weightctl.values import Statistics
 
 app = typer.Typer(add_completion=False)
@@ -60,7 +59,7 @@ def stat(
     effective rank is (sum of s**2)**2 / sum of s**4 of the singular values s.
     """
     del anonymous  # its callback has taken effect
-    contents = Contents(open_weights(path, source_format), include or (), exclude or ())
+    contents = read_contents(path, include or (), exclude or (), source_format)
     show_notes(header_of(contents.weights).notes, quiet=quiet)
     if page is not None:
         from weightctl.write.targets import check_new_file
@@ -83,13 +82,7 @@ def stat(
     if page is not None:
         _write_page(page, path, contents, measured, skipped, force=force)
     if as_json:
-        document = {
-            "path": path,
-            "format": header_of(contents.weights).format,
-            "tensors": [_document(each) for each in measured],
-            "skipped": skipped,
-        }
-        show_document(document)
+        show_document(describe_rows(path, contents, measured, skipped))
         return
     if measured:
         show_table(
@@ -194,27 +187,3 @@ def _show_totals(measured: Sequence[MeasuredRow], skipped: Sequence[str], *, qui
     if skipped:
         verb = "has" if len(skipped) == 1 else "have"
         note(f"{pluralize(len(skipped), 'tensor')} {verb} no floating-point values: not measured")
-
-
-def _document(measured: MeasuredRow) -> Mapping[str, Any]:
-    (info,) = measured.infos
-    found = measured.found
-    figures = dict(_list_figures(found))
-    return {
-        "name": info.name,
-        "shape": list(info.shape),
-        "encoding": measured.encoding,
-        "count": found.size,
-        **{key: value if isfinite(value) else None for key, value in figures.items()},
-        "zeros": found.zeros,
-        "nans": found.nans,
-        "infinities": found.infinities,
-        "effective_rank": None if isnan(measured.rank) else measured.rank,
-        "histogram": {"limit": measured.limit, "counts": measured.bins},
-    }
-
-
-def _list_figures(found: Statistics) -> Iterator[tuple[str, float]]:
-    yield from {"min": found.least, "max": found.most, "mean": found.mean, "std": found.std}.items()
-    yield from zip(("abs_p50", "abs_p99", "abs_p99_9"), found.percentiles, strict=True)
-    yield "outliers", found.outliers

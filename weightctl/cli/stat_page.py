@@ -8,9 +8,9 @@ from math import isfinite, isnan, nan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from weightctl import __version__
-from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
-from weightctl.page.markup import (
+from weightctl.system import __version__
+from weightctl.text.page.grid import GridCell, draw_grid, find_place, keep_worst
+from weightctl.text.page.markup import (
     TIMES,
     Markup,
     element,
@@ -27,7 +27,7 @@ from weightctl.text.wording import number, percent, pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.cli.measured import MeasuredRow
+    from weightctl.inspection.statistics import MeasuredRow
 
 _Place = tuple[str, int | None]
 

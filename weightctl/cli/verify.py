@@ -21,7 +21,7 @@ from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.files import is_file
 from weightctl.system.allocator import keep_memory
 from weightctl.verify import CHECKS
-from weightctl.verify.checking import verify as verified
+from weightctl.verify.checking import verify_request
 from weightctl.verify.report import check_targets, make_document, write
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject, require_there
@@ -101,7 +101,7 @@ def verify(
         check_targets(reports, _inputs(request), force=force)
     keep_memory()
     with stages_bar(quiet=quiet) as progress:
-        report = verified(
+        report = verify_request(
             replace(request, progress=progress),
             checks or None,
             skip or (),

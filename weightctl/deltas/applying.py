@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.deltas.blocks import PatchBlock, decode_block
@@ -27,11 +28,21 @@ _HINT = "use the checkpoint A of the command `weightctl diff A B --patch`"
 
 
 class RestoredFile(NamedTuple):
-    """A file that was restored: its path, size and SHA-256."""
+    """A file that was restored: its path, its size, and its SHA-256."""
 
     path: str
-    nbytes: int
+    bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedPatch:
+    """A checkpoint that was restored: the paths that `apply_patch` was given, and the files."""
+
+    base: str
+    patch: str
+    output: str
+    files: tuple[RestoredFile, ...]
 
 
 class _DecodeJob(NamedTuple):
@@ -53,23 +64,24 @@ def count_restored_bytes(path: str) -> int:
 
 
 def apply_patch(
-    source: str | os.PathLike[str],
+    base: str | os.PathLike[str],
     patch: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     force: bool = False,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
-) -> list[RestoredFile]:
-    """Write the checkpoint that a patch restores from the checkpoint `source`.
+) -> AppliedPatch:
+    """Write the checkpoint that a patch restores from the checkpoint `base`.
 
     Each old chunk and each new file is compared with the SHA-256 in the patch. The output appears
     when it is complete; at an error, nothing is left. `progress` gets the number of bytes of each
-    chunk. Raises `FormatError` if the patch is damaged, or if `source` is not the checkpoint that
+    chunk. Raises `FormatError` if the patch is damaged, or if `base` is not the checkpoint that
     it was made from, and `OutputError` if the output cannot be written.
     """
-    where, target = os.fspath(source), os.fspath(out)
-    record, file = read_patch(os.fspath(patch))
+    where, target = os.fspath(base), os.fspath(out)
+    patch = os.fspath(patch)
+    record, file = read_patch(patch)
     readers: dict[str, Reader] = {}
     try:
         readers = open_plain_files(where, [each.name for each in record.sources])
@@ -91,14 +103,15 @@ def apply_patch(
     finally:
         for reader in (file, *readers.values()):
             reader.close()
-    return [
+    restored = (
         RestoredFile(
             os.path.join(target, each.name) if record.is_directory else target,
             each.size,
             each.digest,
         )
         for each in record.files
-    ]
+    )
+    return AppliedPatch(where, patch, target, tuple(restored))
 
 
 def _check_size(record: SourceRecord, file: Reader) -> None:

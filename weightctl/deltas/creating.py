@@ -42,8 +42,8 @@ class WrittenPatch(NamedTuple):
     """
 
     path: str
-    nbytes: int
-    restored: int
+    bytes: int
+    restored_bytes: int
     files: int
     tensors: dict[str, int]
     methods: dict[str, int]

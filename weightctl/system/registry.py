@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
@@ -43,6 +45,16 @@ def load_entry_points(group: str) -> list[tuple[str, Any]]:
 
 def _order_of(point: EntryPoint) -> tuple[bool, str]:
     return not point.value.startswith("weightctl."), point.name
+
+
+def make_callable(package: str, name: str) -> None:
+    """Let a package be called as its function `name`: `weightctl.verify(...)`."""
+
+    class CallablePackage(ModuleType):
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
+            return getattr(self, name)(*arguments, **options)
+
+    sys.modules[package].__class__ = CallablePackage
 
 
 def load_on_use(package: str, references: Mapping[str, str]) -> Callable[[str], Any]:

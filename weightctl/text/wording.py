@@ -6,7 +6,7 @@ from math import isfinite, isnan
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 def printable(text: str) -> str:
@@ -56,3 +56,21 @@ def number(value: float, digits: int = 3) -> str:
 def percent(share: float, digits: int = 3) -> str:
     """Format a fraction as a percentage: `6.95 %`."""
     return f"{number(100 * share, digits)} %" if isfinite(share) else number(share)
+
+
+def join_ranges(segments: Sequence[str]) -> str:
+    """Return different numbers, in order, as one text: `[0-2,4]`, or `4` for one number."""
+    if len(segments) == 1:
+        return segments[0]
+    return f"[{','.join(list_ranges(map(int, segments)))}]"
+
+
+def list_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return different numbers, in order, as texts with ranges: `0-3`, `6`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] + 1 == number:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.system.registry import load_on_use
+from weightctl.system.registry import load_on_use, make_callable
 from weightctl.verify.checks import CHECKS, Check, Limit
 
 if TYPE_CHECKING:
-    from weightctl.verify.checking import verify
+    from weightctl.verify.checking import verify, verify_request
     from weightctl.verify.request import Request
     from weightctl.verify.results import Explanation, Problem, Report, Result
     from weightctl.verify.subject import Subject
@@ -24,6 +24,7 @@ __all__ = [
     "Result",
     "Subject",
     "verify",
+    "verify_request",
 ]
 
 
@@ -35,6 +36,7 @@ _NAMES = {
     "Result": "weightctl.verify.results:Result",
     "Subject": "weightctl.verify.subject:Subject",
     "verify": "weightctl.verify.checking:verify",
+    "verify_request": "weightctl.verify.checking:verify_request",
 }
 
 __getattr__ = load_on_use(__name__, _NAMES)
@@ -42,3 +44,6 @@ __getattr__ = load_on_use(__name__, _NAMES)
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+make_callable(__name__, "verify")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from weightctl.device import CPU
 from weightctl.engine.devices import preload_torch
 from weightctl.errors import ConversionError
 from weightctl.plan.choices import DEFAULT_TASK
@@ -14,8 +16,9 @@ from weightctl.schemes.matching import count_parameters, read_entries
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names, pluralize
 from weightctl.verify.checks import CHECKS
-from weightctl.verify.request import Workers, require_consistent, run_check
+from weightctl.verify.request import Request, Workers, require_consistent, run_check
 from weightctl.verify.results import Problem, Report, Result
+from weightctl.verify.subject import Subject, require_there
 from weightctl.weights.readable import refuse_expanded, refuse_unknown
 from weightctl.weights.tree import header_of, source_of
 from weightctl.write.executors import hold_executor
@@ -24,12 +27,61 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
-    from weightctl.verify.request import Request
+    from weightctl.device import DeviceRef
+    from weightctl.verify.subject import Verifiable
 
 _MOST_ENCODINGS = 3
 
 
 def verify(
+    model: Verifiable,
+    against: Verifiable | None = None,
+    *,
+    checks: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    compare: bool = False,
+    device: DeviceRef = CPU,
+    text: str | None = None,
+    tokens: Sequence[int] | None = None,
+    layers: range | None = None,
+    max_perplexity: float | None = None,
+    max_divergence: float | None = None,
+    max_rmse: float | None = None,
+    source_format: str | None = None,
+    progress: Callable[[str, float], object] | None = None,
+    on: str | Executor | None = None,
+    task_size: int | str = DEFAULT_TASK,
+) -> Report:
+    """Check that a checkpoint works, and list what is wrong with it.
+
+    `model` and the reference `against` are paths, URLs, trees of weights, or mappings of names to
+    arrays. The other arguments are those of `Request` and of `verify_request`, whose errors are
+    raised; a path or format that is probably a mistake is an error too.
+    """
+    request = Request(
+        subject=Subject(model, source_format),
+        reference=None if against is None else Subject(against),
+        device=device,
+        text=text,
+        tokens=None if tokens is None else tuple(tokens),
+        layers=layers,
+        max_perplexity=max_perplexity,
+        max_divergence=max_divergence,
+        max_rmse=max_rmse,
+        compare=compare,
+        progress=progress,
+    )
+    models = [model] if against is None else [model, against]
+    if on is not None and not all(isinstance(each, str | os.PathLike) for each in models):
+        raise ConversionError(
+            "workers read files, but the model is not a path",
+            hint="leave out `on`, or save the model and pass its path",
+        )
+    require_there(request.subject)
+    return verify_request(request, checks, skip, on=on, task_size=task_size)
+
+
+def verify_request(
     request: Request,
     checks: Sequence[str] | None = None,
     skip: Sequence[str] = (),

@@ -228,7 +228,7 @@ class Workers:
     """Workers of an executor that check units of the checkpoints of a request."""
 
     def __init__(self, executor: Executor, request: Request, task_size: int | str) -> None:
-        from weightctl import __version__
+        from weightctl.system import __version__
 
         subjects = [each for each in (request.subject, request.reference) if each is not None]
         self._executor = executor
@@ -343,7 +343,7 @@ def run_units(job: CheckJob, check: Any, units: Sequence[Any]) -> Sequence[Any] 
 
 
 def _open_for(job: CheckJob) -> Request:
-    from weightctl import __version__
+    from weightctl.system import __version__
 
     if _OPENED and _OPENED[0][0] == job.token:
         return _OPENED[0][1]

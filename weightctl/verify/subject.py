@@ -14,7 +14,7 @@ from weightctl.errors import (
 )
 from weightctl.families.recognition import recognize
 from weightctl.formats import format_by_index, format_by_suffix
-from weightctl.formats.open.opening import open_weights
+from weightctl.formats.open.opening import open_source
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.opening import find_whole
 from weightctl.schemes.dequantize import dequantize_weights
@@ -24,25 +24,33 @@ from weightctl.system.phases import begin_phase
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from weightctl.families import RecognizedModel
     from weightctl.translate.tokenizer.encoding import TokenEncoder
+    from weightctl.weights.protocol import Weights
     from weightctl.weights.tree import Checkpoint
+
+    Verifiable = str | os.PathLike[str] | Weights | Mapping[str, Any]
 
 
 class Subject:
-    """A checkpoint at a path, which is opened, recognized and read on first use.
+    """A checkpoint, which is opened, recognized and read on first use.
 
+    `path` is empty for a tree of weights or a mapping of arrays.
     Errors of recognition are kept as `refusal`, not raised, so that every check can run.
     """
 
-    def __init__(self, path: str | os.PathLike[str], format_name: str | None = None) -> None:
-        self.path = os.fspath(path)
+    def __init__(self, source: Verifiable, format_name: str | None = None) -> None:
+        self._source = source
+        self.path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
         self.format_name = format_name
 
     @cached_property
     def stored(self) -> Checkpoint:
         """The tree as stored in the files; raises `FormatError` if they are damaged."""
-        return open_weights(self.path, self.format_name)
+        return open_source(self._source, self.format_name)
 
     @cached_property
     def weights(self) -> Checkpoint:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weightctl.errors import ConversionError
 from weightctl.families.loaded import refuse_differences
 from weightctl.formats import find_format
-from weightctl.formats.open.opening import open_weights
+from weightctl.formats.open.opening import open_source
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
 from weightctl.plan.cast import cast
@@ -29,8 +29,7 @@ from weightctl.system.registry import load
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.translate.tensor_scales import add_tensor_scales
-from weightctl.weights.from_arrays import loaded_checkpoint
-from weightctl.weights.tree import Checkpoint, source_of
+from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
 from weightctl.write.conversion_tasks import memory_budget
 from weightctl.write.executors.worker import PlanRequest
@@ -162,7 +161,7 @@ def convert(
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
-        weights = _weights_of(source, source_format, partial=partial)
+        weights = open_source(source, source_format, partial=partial)
         opened = source_of(weights)
         of_tower = partial_of(
             convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
@@ -305,6 +304,21 @@ def _cast_for_format(
     return changed
 
 
+def merge(
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    adapters: str | os.PathLike[str] | Sequence[AdapterLike],
+    out: str | os.PathLike[str],
+    **options: Any,
+) -> Conversion:
+    """Merge LoRA adapters into a model, as `weightctl merge` does.
+
+    `adapters` is a path, or a list of paths and of pairs of a path and the weight of its changes.
+    The options are those of `convert`, whose errors are raised.
+    """
+    given = [adapters] if isinstance(adapters, str | os.PathLike) else adapters
+    return convert(source, out, adapters=given, **options)
+
+
 def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
     # Items with `asked` are matrices whose rows do not fit; the summary reports them.
     if not plan.items or any(item.info.encoding.quantization or item.asked for item in plan.items):
@@ -314,23 +328,6 @@ def _note_where_nothing_is_quantized(plan: Plan) -> Plan:
         "routers; for other tensors, use --tensor-type (tensor_types in Python)"
     )
     return replace(plan, notes=(*plan.notes, note))
-
-
-def _weights_of(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
-    format_name: str | None,
-    *,
-    partial: bool,
-) -> Checkpoint:
-    if isinstance(source, str | os.PathLike):
-        return open_weights(source, format_name, partial=partial)
-    if format_name is not None or partial:
-        name = "partial" if format_name is None else "source_format"
-        raise ConversionError(
-            f"{name} only applies to a path, but the source is already open",
-            hint=f"remove {name}, or pass it to `open_weights`",
-        )
-    return loaded_checkpoint(source)
 
 
 def _target(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import ADAPTER_CONFIG
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan
 from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.text.documents import NOT_DOCUMENTED
+from weightctl.text.wording import join_names, pluralize
 from weightctl.write.convert import convert
 from weightctl.write.outcome import describe
 from weightctl.write.targets import Target
@@ -18,16 +20,38 @@ from weightctl.write.targets import Target
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.adapters.extraction import Extraction
+    from weightctl.adapters.extraction import ExtractedWeight
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.write.conversion import Conversion
 
+_MOST_NAMED = 3
 
-class Extracted(NamedTuple):
-    """An adapter that was extracted and written."""
 
-    extraction: Extraction
-    conversion: Conversion
+@dataclass(frozen=True, slots=True)
+class Extracted:
+    """An adapter that was extracted and written.
+
+    `captured` is the part, from 0 to 1, of the squares of all differences that the adapter has.
+    `unchanged` is the number of equal tensors, and `left_out` are the names of tensors that differ,
+    but are not matrices.
+    """
+
+    base: str
+    tuned: str
+    output: str
+    captured: float
+    unchanged: int
+    left_out: list[str]
+    tensors: list[ExtractedWeight]
+    conversion: Conversion = field(repr=False, metadata=NOT_DOCUMENTED)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self.left_out:
+            return []
+        shown = join_names(self.left_out, _MOST_NAMED)
+        count = pluralize(len(self.left_out), "tensor")
+        return [f"not in the adapter: {count} that differ, but are not matrices ({shown})"]
 
 
 def extract(
@@ -61,7 +85,7 @@ def extract(
     # An output that cannot be written is reported before the work.
     empty = replace(Plan.copy({}, "safetensors"), documents={ADAPTER_CONFIG: b""})
     describe(empty, where).refuse(force=force)
-    extraction = extract_pairs(
+    adapter = extract_pairs(
         models[0],
         models[1],
         rank,
@@ -70,6 +94,17 @@ def extract(
         where=os.fspath(base),
         progress=progress,
     )
-    plan = Plan.copy(extraction.tensors, "safetensors")
-    plan = replace(plan, documents={ADAPTER_CONFIG: extraction.document})
-    return Extracted(extraction, convert(plan, where, dtype=dtype, force=force))
+    plan = Plan.copy(adapter.tensors, "safetensors")
+    plan = replace(plan, documents={ADAPTER_CONFIG: adapter.settings})
+    energy = sum(each.energy for each in adapter.weights)
+    captured = sum(each.captured * each.energy for each in adapter.weights)
+    return Extracted(
+        os.fspath(base),
+        os.fspath(tuned),
+        os.fspath(out),
+        captured / energy if energy else 1.0,
+        adapter.unchanged,
+        adapter.left_out,
+        adapter.weights,
+        convert(plan, where, dtype=dtype, force=force),
+    )

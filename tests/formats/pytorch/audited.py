@@ -72,7 +72,7 @@ def forget_peak() -> None:
 def opened(path: str) -> str:
     """Open a checkpoint, and list it as `ls` does."""
     from weightctl import WeightctlError, open_weights
-    from weightctl.cli.contents import Contents
+    from weightctl.inspection.contents import Contents
 
     try:
         weights = open_weights(path)

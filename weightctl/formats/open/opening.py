@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, cast
 
-from weightctl.errors import ArgumentTypeError, FormatError
+from weightctl.errors import ArgumentTypeError, ConversionError, FormatError
 from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
@@ -13,13 +13,16 @@ from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON,
 from weightctl.storage.files import is_directory, is_file, list_names, read_start, refresh
 from weightctl.storage.location import parse_location
 from weightctl.system.registry import load_entry_points
+from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from weightctl.weights.data import Source
+    from weightctl.weights.protocol import Weights
 
 
 _METADATA = ".metadata"
@@ -162,3 +165,25 @@ def _path(given: object) -> str:
             hint="use the path of a file or a directory",
         )
     return os.fsdecode(cast("str | bytes | os.PathLike[str]", given))
+
+
+def open_source(
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    format_name: str | None = None,
+    *,
+    partial: bool = False,
+) -> Checkpoint:
+    """Open what the functions of weightctl take: a path, a tree of weights, or arrays by name.
+
+    Raises the errors of `open_weights` and of `loaded_checkpoint`, and `ConversionError` for
+    arguments that only apply to paths.
+    """
+    if isinstance(source, str | os.PathLike):
+        return open_weights(source, format_name, partial=partial)
+    if format_name is not None or partial:
+        name = "partial" if format_name is None else "source_format"
+        raise ConversionError(
+            f"{name} only applies to a path, but the source is already open",
+            hint=f"remove {name}, or pass it to `open_weights`",
+        )
+    return loaded_checkpoint(source)

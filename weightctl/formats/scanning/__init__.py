@@ -7,7 +7,6 @@ from weightctl.formats.scanning.found import (
     FoundCode,
     Scanned,
     Severity,
-    read_allow_file,
     unread,
 )
 from weightctl.formats.scanning.scan import scan_file
@@ -17,7 +16,6 @@ __all__ = [
     "FoundCode",
     "Scanned",
     "Severity",
-    "read_allow_file",
     "scan_file",
     "unread",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from weightctl.errors import WeightctlError
 from weightctl.formats.pickles.dangers import is_dangerous
@@ -102,6 +102,14 @@ class AllowList:
         # Raises an error for an invalid pattern before any file is opened.
         select_names([], self._globs)
 
+    @classmethod
+    def read(cls, patterns: Iterable[str], path: str | None) -> Self:
+        """Return a list that also has the patterns of a file, if a path is given.
+
+        Raises `WeightctlError` if the file cannot be read.
+        """
+        return cls([*patterns, *(_read_patterns(path) if path is not None else ())])
+
     def select(self, names: Sequence[str]) -> set[str]:
         """Return the globals among `names` that are allowed."""
         allowed = {name for name in names if name in self._exact}
@@ -125,7 +133,7 @@ def _ends_in_danger(name: str) -> bool:
     return any(is_dangerous(".".join(segments[first:])) for first in range(len(segments) - 1))
 
 
-def read_allow_file(path: str) -> list[str]:
+def _read_patterns(path: str) -> list[str]:
     """Return the patterns of a file: one per line; `#` begins a comment.
 
     Raises `WeightctlError` if the file is missing, too large, or not text.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.page.grid import GridCell, draw_grid, find_place, keep_worst
-from weightctl.page.markup import (
+from weightctl.text.page.grid import GridCell, draw_grid, find_place, keep_worst
+from weightctl.text.page.markup import (
     HEIGHT,
     TIMES,
     WIDTH,
@@ -28,7 +28,7 @@ from weightctl.text.wording import number, percent, pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.page.markup import Axis
+    from weightctl.text.page.markup import Axis
     from weightctl.verify.figures import Activation, Divergence, LayerDivergence, TensorError
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-from weightctl import __version__
-from weightctl.page.markup import DASH, Markup, element, join, mark_code, render_document, shorten
+from weightctl.system import __version__
+from weightctl.text.page.markup import (
+    DASH,
+    Markup,
+    element,
+    join,
+    mark_code,
+    render_document,
+    shorten,
+)
 from weightctl.text.wording import pluralize
 from weightctl.verify.report.outline import (
     Bullets,

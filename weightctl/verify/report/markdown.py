@@ -7,8 +7,8 @@ from itertools import chain
 from math import isfinite, log10
 from typing import TYPE_CHECKING
 
-from weightctl import __version__
-from weightctl.page.markup import shorten
+from weightctl.system import __version__
+from weightctl.text.page.markup import shorten
 from weightctl.text.wording import printable
 from weightctl.verify.report.outline import (
     Bullets,

@@ -7,7 +7,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from weightctl.page.markup import TIMES, shorten, show_times
+from weightctl.text.page.markup import TIMES, shorten, show_times
 from weightctl.text.wording import number, percent, pluralize
 from weightctl.verify.checks import CHECKS
 from weightctl.verify.figures import (
@@ -30,7 +30,7 @@ from weightctl.verify.report.charts import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from weightctl.page.markup import Markup
+    from weightctl.text.page.markup import Markup
     from weightctl.verify.figures import (
         Activation,
         Divergence,

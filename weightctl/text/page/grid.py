@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from weightctl.page.markup import (
+from weightctl.text.page.markup import (
     DASH,
     WIDTH,
     Markup,

@@ -7,7 +7,8 @@ from contextlib import closing
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
-from weightctl.cli.compared import (
+from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.inspection.comparison import (
     Comparison,
     Difference,
     LayerChange,
@@ -15,8 +16,7 @@ from weightctl.cli.compared import (
     ValueChange,
     list_differences,
 )
-from weightctl.cli.contents import kind
-from weightctl.families.matching import OUTPUT_WEIGHT
+from weightctl.inspection.contents import kind
 from weightctl.translate.copies import is_same
 from weightctl.verify.compare.distance import Measured, measure_pair, measure_pairs
 from weightctl.verify.compare.pairing import pair_named, pair_tensors
@@ -27,7 +27,7 @@ from weightctl.weights.tree import source_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents
+    from weightctl.inspection.contents import Contents
     from weightctl.schemes.matching import Entry
     from weightctl.verify.compare.pairing import Pair
     from weightctl.weights.derived import ReadableTensor
@@ -177,7 +177,7 @@ def compare_bytes(paired: PairedTensors, progress: Progress, *, with_bytes: bool
     """
     found: dict[str, Difference] = {}
     for done, (name, pair) in enumerate(paired.pairs.items()):
-        difference = _compare_sides(paired, pair)
+        difference = _compare_sides(paired, name, pair)
         if not difference.of and with_bytes:
             if progress is not None:
                 progress("bytes", done / len(paired.pairs))
@@ -211,7 +211,7 @@ def compare_values(paired: PairedTensors, progress: Progress) -> Comparison:
 
     with closing(measure_pairs(turned, tell, in_runs=False)) as results:
         for name, pair in paired.pairs.items():
-            difference = _compare_sides(paired, pair)
+            difference = _compare_sides(paired, name, pair)
             changes, total = layers.setdefault(pair.layer, ([], Measured()))
             if name not in measured_pairs:
                 # The shapes differ, or the values are integers.
@@ -248,10 +248,10 @@ def _measure(pair: Pair) -> Measured:
     return measure_pair(pair.exchanged, in_runs=False)
 
 
-def _compare_sides(paired: PairedTensors, pair: Pair) -> Difference:
+def _compare_sides(paired: PairedTensors, name: str, pair: Pair) -> Difference:
     first, second = paired.side(0, pair.tensor), paired.side(1, pair.reference)
-    difference = Difference(first, second, list_differences(first, second))
-    return difference._replace(second_name=pair.reference_name)
+    of = list_differences(first, second)
+    return Difference(name, pair.reference_name, of, first, second)
 
 
 def _is_changed(pair: Pair, measured: Measured) -> bool:
@@ -277,10 +277,10 @@ def _make_comparison(paired: PairedTensors, found: Mapping[str, Difference]) -> 
         for name in names:
             stored = paired.alone_side(side, name)
             if side == 0:
-                alone[name] = Difference(stored, None)
+                alone[name] = Difference(name, None, (), stored, None)
             else:
                 key = f"{name} (B)" if name in paired.pairs or name in alone else name
-                alone[key] = Difference(None, stored, second_name=name)
+                alone[key] = Difference(key, name, (), None, stored)
     count = len(paired.pairs) + len(alone)
     return Comparison(
         count, len(paired.pairs), {**alone, **found}, paired.how if paired.is_by_family else ""

@@ -1,22 +1,26 @@
-"""Measures the tensors of a checkpoint for `stat`, and groups those of several layers."""
+"""Measures the tensors of a checkpoint, as `weightctl stat` does."""
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.cli.contents import kind
-from weightctl.cli.outline import join_ranges
+from weightctl.inspection.contents import kind, read_contents
+from weightctl.text.wording import join_ranges
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
 
-    from weightctl.cli.contents import Contents
+    from weightctl.inspection.contents import Contents
     from weightctl.values import Statistics, ValueCounts
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.protocol import Weights
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 # The number of ranges of a histogram.
@@ -48,6 +52,112 @@ class MeasuredRow(NamedTuple):
         places = zip(*(_NUMBER.findall(name) for name in names), strict=True)
         texts = iter([join_ranges(sorted({*place}, key=int)) for place in places])
         return _NUMBER.sub(lambda _: next(texts), names[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The numbers of values in equal ranges from -`limit` to `limit`."""
+
+    limit: float
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTensor:
+    """The statistics of the finite values of a tensor; they are NaN if there are none.
+
+    `count` is the number of all values. `std` is the standard deviation, and `abs_p50` to
+    `abs_p99_9` are percentiles of magnitudes. `outliers` is the share of values that are more than
+    6 standard deviations from the mean. `effective_rank` is NaN if it was not estimated.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    count: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    abs_p50: float
+    abs_p99: float
+    abs_p99_9: float
+    outliers: float
+    zeros: int
+    nans: int
+    infinities: int
+    effective_rank: float
+    histogram: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCheckpoint:
+    """The statistics of a checkpoint's tensors; `path` is empty for a tree without a path.
+
+    `skipped` are the names of listed tensors that have no floating-point values.
+    """
+
+    path: str
+    format: str
+    tensors: tuple[MeasuredTensor, ...]
+    skipped: Sequence[str]
+
+
+def stat(
+    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    *,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    ranks: bool = False,
+    threads: int | None = None,
+    source_format: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> MeasuredCheckpoint:
+    """Measure the values of tensors, in one pass over the file.
+
+    `source` is a path, a URL, a tree of weights, or a mapping of names to arrays. `include` and
+    `exclude` are patterns of names. With `ranks`, effective ranks are estimated. `progress` is
+    called with the number of bytes of each chunk. Raises the errors of `open_weights`, and
+    `EncodingError` for a tensor that cannot be decoded.
+    """
+    contents = read_contents(source, include, exclude, source_format)
+    tensors, skipped = list_tensors(contents)
+    rows = measure(contents, tensors, progress, threads, folds=False, ranks=ranks, members=False)
+    path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+    return describe_rows(path, contents, rows, skipped)
+
+
+def describe_rows(
+    path: str, contents: Contents, rows: Iterable[MeasuredRow], skipped: Sequence[str]
+) -> MeasuredCheckpoint:
+    """Return the statistics of rows that have one tensor each."""
+    measured = tuple(map(_describe_row, rows))
+    return MeasuredCheckpoint(path, header_of(contents.weights).format, measured, skipped)
+
+
+def _describe_row(row: MeasuredRow) -> MeasuredTensor:
+    (info,) = row.infos
+    found = row.found
+    half, most, nearly_all = found.percentiles
+    return MeasuredTensor(
+        name=info.name,
+        shape=tuple(info.shape),
+        encoding=row.encoding,
+        count=found.size,
+        min=found.least,
+        max=found.most,
+        mean=found.mean,
+        std=found.std,
+        abs_p50=half,
+        abs_p99=most,
+        abs_p99_9=nearly_all,
+        outliers=found.outliers,
+        zeros=found.zeros,
+        nans=found.nans,
+        infinities=found.infinities,
+        effective_rank=row.rank,
+        histogram=Histogram(row.limit, row.bins),
+    )
 
 
 def list_tensors(contents: Contents) -> tuple[list[ReadableTensor], list[str]]:

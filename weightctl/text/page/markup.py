@@ -103,7 +103,7 @@ def render_document(title: str, main: Markup, script: str = "") -> str:
 
 def read_asset(name: str) -> str:
     """Return the style or a script of pages, a file of this package, without line breaks."""
-    return files("weightctl.page").joinpath(name).read_text("utf-8").replace("\n", "")
+    return files("weightctl.text.page").joinpath(name).read_text("utf-8").replace("\n", "")
 
 
 # Short texts for figures and names.

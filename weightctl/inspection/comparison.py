@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.cli.contents import kind
+from weightctl.inspection.contents import kind
 from weightctl.weights.info import TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.cli.contents import Contents
+    from weightctl.inspection.contents import Contents
     from weightctl.schemes.matching import Entry
     from weightctl.verify.compare.distance import Measured
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 class Side(NamedTuple):
     """How a checkpoint stores a tensor.
 
-    `bits` is the number of bits per value if a scheme stores the weight in several tensors, and
-    otherwise None.
+    `bits_per_weight` is None unless a scheme stores the weight in several tensors.
     """
 
     shape: tuple[int, ...]
     encoding: str
-    bits: float | None
+    bits_per_weight: float | None
 
 
 class ValueChange(NamedTuple):
@@ -55,10 +54,11 @@ class Difference(NamedTuple):
     checkpoint, None if the tensor is missing there.
     """
 
+    name: str
+    second_name: str | None
+    of: tuple[str, ...]
     first: Side | None
     second: Side | None
-    of: tuple[str, ...] = ()
-    second_name: str | None = None
     change: ValueChange | None = None
 
 
@@ -102,7 +102,7 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
         one, other = _side(ours.get(name)), _side(theirs.get(name))
         if one != other:
             second_name = None if other is None else name
-            found[name] = Difference(one, other, list_differences(one, other), second_name)
+            found[name] = Difference(name, second_name, list_differences(one, other), one, other)
     if hashed is not None:
         alike = [name for name in names if name not in found]
         before = hashed(first, [part for name in alike for part in _list_stored_names(ours[name])])
@@ -114,7 +114,7 @@ def compare(first: Contents, second: Contents, hashed: Hashed | None = None) -> 
                 after[part] for part in _list_stored_names(theirs[name])
             ]:
                 side = _side(ours[name])
-                found[name] = Difference(side, side, ("bytes",), name)
+                found[name] = Difference(name, name, ("bytes",), side, side)
         found = {name: found[name] for name in names if name in found}
     return Comparison(len(names), len(ours.keys() & theirs.keys()), found)
 
