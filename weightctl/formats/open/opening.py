@@ -13,7 +13,6 @@ from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON,
 from weightctl.storage.files import is_directory, is_file, list_names, read_start, refresh
 from weightctl.storage.location import parse_location
 from weightctl.system.registry import load_entry_points
-from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
 
@@ -186,4 +185,6 @@ def open_source(
             f"{name} only applies to a path, but the source is already open",
             hint=f"remove {name}, or pass it to `open_weights`",
         )
+    from weightctl.weights.from_arrays import loaded_checkpoint  # only for trees and arrays
+
     return loaded_checkpoint(source)
