@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed
+from weightctl.schemes.cutting import cut_groups, cut_transposed
 from weightctl.schemes.gptq import QWEIGHT
 from weightctl.schemes.layout import Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings, divide_exactly, tiles
@@ -107,14 +107,13 @@ def _decode_vector(stored: SchemeTensors, place: int) -> Decoding:
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
     """Cut a weight in the GEMM layout: outputs are packed, and each group of inputs is a row."""
-    outputs, inputs = stored.shape
     rows, columns = stored.numbers.shape
     # Otherwise, the layout is GEMV, whose scales are padded.
-    is_for_matrices = rows == inputs and columns < stored.scales.shape[1]
+    is_for_matrices = rows == stored.shape[1] and columns < stored.scales.shape[1]
     if stored.numbers.encoding.name != "I32" or not is_for_matrices:
         raise stored.cannot_dequantize("this variant of AWQ is not supported")
-    numbers = [cut_in_ratio(1, outputs, columns), Along(0)]
-    return cut_transposed(stored, numbers, cut_groups(stored))
+    packing = _PACKING._replace(bits=stored.bits)
+    return cut_transposed(stored, packing, packing, cut_groups(stored))
 
 
 SCHEME = Scheme(

@@ -11,7 +11,7 @@ from weightctl.schemes.cutting import (
     Along,
     cut_beside,
     cut_blockwise,
-    cut_in_ratio,
+    cut_words,
     is_ordered,
     refuse_other_axes,
     spans_blocks,
@@ -23,7 +23,6 @@ from weightctl.schemes.naming import (
     NameEndings,
     align_counts,
     covers,
-    divide_up,
 )
 from weightctl.schemes.scheme import (
     COMPRESSED_TENSORS,
@@ -53,12 +52,16 @@ COMPRESSED = NameEndings(
     ),
 )  # fmt: skip
 # The word of packed integers, and of packed zero points.
-_WORD, _WORD_BITS = "I32", 32
+_WORD = "I32"
 
 
-def _packings(bits: int) -> tuple[Packing, Packing]:
-    """Return how values are packed, along rows, and zero points, along columns."""
-    return Packing(bits, _WORD_BITS, axis=1), Packing(bits, _WORD_BITS, axis=0)
+def _find_packing(bits: int, count: int, words: int) -> Packing | None:
+    """Return how values are packed along rows, if so many words hold them.
+
+    Early versions do not split values between two words. Zero points are packed along columns.
+    """
+    ways = Packing(bits, 32), Packing(bits, 32, whole=True)
+    return next((way for way in ways if way.words_of(count) == words), None)
 
 
 def _infer(candidate: Candidate) -> LogicalWeight | None:
@@ -69,12 +72,7 @@ def _infer(candidate: Candidate) -> LogicalWeight | None:
     if not shape or not numbers or shape[:-1] != numbers[:-1]:
         return None
     for bits in BITS:
-        # Earlier versions do not split values between two words.
-        fitting = {
-            divide_up(shape[-1] * bits, _WORD_BITS),
-            divide_up(shape[-1], _WORD_BITS // bits),
-        }
-        if numbers[-1] in fitting:
+        if _find_packing(bits, shape[-1], numbers[-1]):
             return LogicalWeight(shape, bits) if covers(candidate.scales.shape, shape) else None
     return None
 
@@ -87,10 +85,7 @@ def _decode(stored: SchemeTensors) -> Decoding:
     stored.refuse_others(".weight_shape", ".weight_zero_point", ".weight_g_idx")
     shape, bits = stored.shape, stored.bits
     _check_shape(stored)
-    of_values, of_zeros = _packings(bits)
-    # Early versions do not split values between two words.
-    if of_values.words_of(shape[-1]) != stored.numbers.shape[-1]:
-        of_values, of_zeros = (each._replace(whole=True) for each in _packings(bits))
+    packing = _find_packing(bits, shape[-1], stored.numbers.shape[-1]) or Packing(bits, 32)
     counts = align_counts(stored.scales.shape, shape)
     grid = stored.ordered_grid(stored.find(".weight_g_idx"), shape, counts, -1)
     middle = 1 << (bits - 1)
@@ -104,9 +99,10 @@ def _decode(stored: SchemeTensors) -> Decoding:
                 raise stored.cannot_dequantize(
                     f"packed zero points (`{info.name}`) are supported only for matrices"
                 )
-            zero, zeros = 0, PerBlock(stored.pack_numbers(place, of_zeros, grid.table), grid)
+            packed = stored.pack_numbers(place, packing._replace(axis=0), grid.table)
+            zero, zeros = 0, PerBlock(packed, grid)
     values = Scaled(
-        numbers=stored.pack_numbers(0, of_values, (prod(shape[:-1]), shape[-1])),
+        numbers=stored.pack_numbers(0, packing, (prod(shape[:-1]), shape[-1])),
         scales=stored.per_block(1, grid),
         zero=zero,
         zeros=zeros,
@@ -164,17 +160,15 @@ def _cut_numbers(stored: SchemeTensors) -> Axes:
 
 def _cut_words(stored: SchemeTensors, info: TensorInfo, axis: int) -> Along:
     """Return how an axis maps to words; the last word can be partly unused."""
-    bits = stored.bits
     length, words = stored.shape[axis], info.shape[axis] if info.shape else 0
-    if words == divide_up(length * bits, _WORD_BITS):
-        return cut_in_ratio(axis, _WORD_BITS, bits)
-    # Early versions do not split values between words, which could not be determined from a shard.
-    if words == divide_up(length, _WORD_BITS // bits):
-        return Along(axis, length, words)
-    raise stored.cannot_dequantize(
-        f"`{info.name}` has shape {list(info.shape)}, which does not hold {length} {bits}-bit "
-        f"numbers along axis {axis}"
-    )
+    packing = _find_packing(stored.bits, length, words)
+    if packing is None:
+        raise stored.cannot_dequantize(
+            f"`{info.name}` has shape {list(info.shape)}, which does not hold {length} "
+            f"{stored.bits}-bit numbers along axis {axis}"
+        )
+    # The layout of early versions could not be determined from a shard.
+    return Along(axis, length, words) if packing.whole else cut_words(packing, axis)
 
 
 SCHEME = Scheme(
@@ -193,13 +187,14 @@ def _encode(
 ) -> WeightEncoding:
     from weightctl.schemes.arrays.rounding import Affine, Symmetric
 
-    of_values, of_zeros = _packings(bits)
+    packing = Packing(bits, 32)
     parts: list[StoredPart | ConstantPart] = [
-        StoredPart(".weight_packed", PartContent.CODES, _WORD, of_values),
+        StoredPart(".weight_packed", PartContent.CODES, _WORD, packing),
         StoredPart(".weight_scale", PartContent.SCALES, scales.name),
         ConstantPart(".weight_shape", "I64", (2,), pack_bytes("<2q", *shape)),
     ]
     if not options.symmetric:
+        of_zeros = packing._replace(axis=0)
         parts.append(StoredPart(".weight_zero_point", PartContent.OFFSETS, _WORD, of_zeros))
     rounding = Symmetric if options.symmetric else Affine
     return WeightEncoding(tuple(parts), shape, rounding(bits, options.group, scales.name))

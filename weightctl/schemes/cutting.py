@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.schemes.arrays.tensors import SchemeTensors
+    from weightctl.schemes.layout import Packing
     from weightctl.weights.info import TensorInfo
 
 # Tensors that have an element for each scale, or one for the whole tensor or each expert.
@@ -42,6 +43,11 @@ def cut_in_ratio(axis: int, length: int, count: int) -> Along:
     """Return how an axis of `length` elements maps to one of `count`, which packs them in order."""
     divisor = gcd(length, count)
     return Along(axis, length // divisor, count // divisor)
+
+
+def cut_words(packing: Packing, axis: int) -> Along:
+    """Return how an axis of values maps to one of words."""
+    return Along(axis, packing.numbers, packing.words)
 
 
 def cut_packed(info: TensorInfo, shape: Sequence[int]) -> Axes:
@@ -147,18 +153,16 @@ def cut_groups(stored: SchemeTensors) -> Along | None:
 
 
 def cut_transposed(
-    stored: SchemeTensors, numbers: Sequence[Along], by_group: Along | None
+    stored: SchemeTensors, of_values: Packing, of_zeros: Packing, by_group: Along | None
 ) -> list[Axes]:
-    """Cut a weight whose rows are inputs; a group of inputs has a row of scales and zero points.
-
-    Zero points are packed along the outputs.
-    """
-    outputs = stored.shape[0]
+    """Cut a weight whose rows are inputs; a group of inputs has a row of scales and zero points."""
+    numbers = [Along(1), Along(0)]
+    numbers[1 - of_values.axis] = cut_words(of_values, of_values.axis)
     made: list[Axes] = [numbers, (Along(1), by_group)]
     for tensor in stored.tensors[2:]:
         info = tensor.info
         if info.name.endswith(".qzeros"):
-            made.append((cut_in_ratio(1, outputs, info.shape[1]), by_group))
+            made.append((cut_words(of_zeros, 1), by_group))
         else:
             made.append(cut_beside(stored, info))
     return made

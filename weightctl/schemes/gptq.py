@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weightctl.schemes.cutting import Along, cut_groups, cut_in_ratio, cut_transposed, is_ordered
+from weightctl.schemes.cutting import cut_groups, cut_transposed, is_ordered
 from weightctl.schemes.layout import ConstantPart, Packing, PartContent, StoredPart, WeightEncoding
 from weightctl.schemes.naming import BITS, LogicalWeight, NameEndings, divide_exactly, tiles
 from weightctl.schemes.scheme import GROUPS, Scheme, SchemeOptions, WrittenScheme, refuse_groups
@@ -95,9 +95,8 @@ def _decode(stored: SchemeTensors) -> Decoding:
 
 def _cut(stored: SchemeTensors) -> list[Axes]:
     """Cut packed rows of inputs; each group of inputs has a row of scales and of zero points."""
-    inputs, rows = stored.shape[1], stored.numbers.shape[0]
     by_group = None if is_ordered(stored, ".g_idx") else cut_groups(stored)
-    return cut_transposed(stored, [Along(1), cut_in_ratio(0, inputs, rows)], by_group)
+    return cut_transposed(stored, *_packings(stored.bits), by_group)
 
 
 SCHEME = Scheme(

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from weightctl.schemes.naming import Candidate
 
 
-# ExLlamaV2: packed columns; groups of input features have different bit widths.
-
 _EXL2_OTHERS = (".q_scale_max", ".q_groups", ".q_invperm", ".q_perm", ".q_group_map")
 
 
@@ -34,9 +32,6 @@ EXL2 = Scheme(
 )
 
 
-# ExLlamaV3: tiles of 16 x 16 elements; a tile of K-bit codes takes 16 * K words of I16.
-
-
 def _infer_exl3(candidate: Candidate) -> LogicalWeight | None:
     if len(candidate.numbers.shape) != 3:
         return None
@@ -54,8 +49,6 @@ EXL3 = Scheme(
     infer=_infer_exl3,
 )
 
-
-# HQQ: packed integers; two more tensors state the original shape and the bit width.
 
 _HQQ_OTHERS = (
     ".shape", ".nbits", ".zero", ".group_size", ".axis", ".packing", ".unpack_view_dtype",
@@ -82,8 +75,6 @@ HQQ = Scheme(
     infer=_infer_hqq,
 )
 
-
-# quanto: integers of fewer than 8 bits.
 
 _QUANTO_OTHERS = (".weight._shift", ".input_scale", ".output_scale")
 
