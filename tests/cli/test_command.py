@@ -118,9 +118,9 @@ def test_a_call_that_is_not_valid_says_what_is_wrong_and_where_help_is(
 
 
 def test_a_command_is_one_even_where_a_file_has_its_name(tmp_path: Path) -> None:
-    shutil.copy(small_checkpoints.gguf(tmp_path), tmp_path / "ls")
-    assert "MODEL is missing" in weightctl("ls", cwd=tmp_path).stderr
-    assert weightctl("ls", "ls", cwd=tmp_path).returncode == 0
+    shutil.copy(small_checkpoints.gguf(tmp_path), tmp_path / "stat")
+    assert "MODEL is missing" in weightctl("stat", cwd=tmp_path).stderr
+    assert weightctl("stat", "stat", cwd=tmp_path).returncode == 0
 
 
 def test_nothing_at_all_gets_the_help() -> None:
@@ -206,7 +206,7 @@ def test_the_examples_of_each_help_page_work_one_after_the_other(name: str, tmp_
     commands = EXAMPLE.findall(help_of(name).partition("Examples:")[2])
     assert len(commands) >= 3
     for command in commands:
-        assert command.startswith(f"weightctl {name}".rstrip() + " ")
+        assert f"{command} ".startswith(f"weightctl {name}".rstrip() + " ")
         shown, code = run(command.replace("\\\n", " "), tmp_path)
         # The download is an attack, which a scan finds.
         expected = 1 if "downloaded.pt --scan" in command else 0
@@ -280,7 +280,7 @@ def test_the_page_of_verify_lists_all_checks() -> None:
 def test_checkpoints_to_read_have_one_name_in_all_commands() -> None:
     first = {name: help_of(name).splitlines()[0] for name in COMMANDS}
     assert {name: line.partition("[OPTIONS] ")[2] for name, line in first.items()} == {
-        "ls": "MODEL...",
+        "ls": "[MODEL...]",
         "stat": "MODEL",
         "show": "MODEL TENSOR [SLICE]",
         "diff": "MODEL OTHER",

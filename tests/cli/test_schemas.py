@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ ASKED = {
         "training.pt small --scan",
         "tiny-llama awq --fit 1GB --context 2048",
         "--families",
+        "",
+        "several",
     ),
     "stat": (
         "tiny-llama",
@@ -128,6 +131,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made_in = tmp_path_factory.mktemp("checkpoints")
     small_checkpoints.write_all(made_in)
     small_checkpoints.gguf(made_in, "big.gguf", ">")
+    (made_in / "several").mkdir()
+    for name in ("a", "b"):
+        shutil.copy(made_in / "small.gguf", made_in / "several" / f"{name}.gguf")
     return made_in
 
 

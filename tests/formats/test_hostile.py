@@ -307,13 +307,21 @@ def test_what_exists_of_a_set_is_listed_with_a_note(name: str, figures: dict[str
     assert figures[name]["stderr"].startswith("note: part 1 of ")
 
 
-@each("name", [name for name in CASES if name not in LISTED])
+def test_a_directory_with_several_models_is_listed_and_otherwise_refused(
+    figures: dict[str, Any], weightctl: Callable[..., Completed]
+) -> None:
+    assert (figures["several"]["code"], figures["several"]["stderr"]) == (0, "")
+    done = weightctl("stat", HOSTILE / "several")
+    assert_one_error({"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr})
+
+
+@each("name", [name for name in CASES if name not in (*LISTED, "several")])
 def test_the_command_ends_with_2_and_one_error(name: str, figures: dict[str, Any]) -> None:
     assert_one_error(figures[name])
 
 
 @pytest.mark.parametrize(
-    "name", ["gguf-name-no-utf8.gguf", "safetensors-deep.safetensors", "several"]
+    "name", ["gguf-name-no-utf8.gguf", "safetensors-deep.safetensors", "index-dots"]
 )
 def test_the_installed_command_says_the_same(
     name: str, figures: dict[str, Any], weightctl: Callable[..., Completed]

@@ -26,9 +26,10 @@ from weightctl.cli.render import (
     show_text,
     warn,
 )
-from weightctl.errors import OutputError, WeightctlError
+from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats import DIRECTORY_FORMATS, FORMATS, OTHER_SUFFIXES
 from weightctl.formats.open.opening import open_weights
+from weightctl.storage.files import is_directory
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.columns import width
 from weightctl.text.sizes import format_size, parse_size
@@ -99,7 +100,7 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
 @app.command(cls=ListCommand)
 def ls(
     *,
-    paths: options.Paths,
+    paths: options.Models = None,
     depth: options.AtLeastOne = None,
     flat: Annotated[bool, typer.Option("--flat")] = False,
     details: Annotated[bool, typer.Option("--long", "-l")] = False,
@@ -129,6 +130,9 @@ def ls(
 ) -> None:
     """List the contents of checkpoints: tensors, shapes, types and sizes.
 
+    Without MODEL, list the models on this machine: in the cache of Hugging Face, in Ollama, in LM
+    Studio, and in the current directory. A directory with several models is listed like this, too.
+
     Layers with the same tensor names, shapes and types are shown as one entry. Without --hash and
     --scan, only headers are read, so the time does not depend on the file size.
     """
@@ -140,22 +144,33 @@ def ls(
         )
     asked = ListChoices(
         depth, flat, details, hashes, sort, include or (), exclude or (), meta, as_json, quiet,
-        len(paths) > 1, scan, values, fit, context, kv_type, draft,
+        len(paths or ()) > 1, scan, values, fit, context, kv_type, draft,
     )  # fmt: skip
+    if not paths:
+        _show_models(None, asked)
+        return
     asked.check()
     if scan:
         from weightctl.cli.scanned import ScanChoices, scan_paths
 
         choices = ScanChoices(as_json, quiet, verbose, allow or (), allow_file, sarif, force)
         raise typer.Exit(scan_paths(paths, choices))
+    _list_each(paths, source_format, asked)
+
+
+def _list_each(paths: Sequence[str], source_format: str | None, asked: ListChoices) -> None:
+    """List checkpoints; exit with 1 if one does not fit a memory, and 2 if one is unreadable."""
     shown, fits = 0, True
     for path in paths:
         try:
             before = TRAFFIC.counts
-            weights = open_weights(path, source_format, partial=True)
-            if shown and not as_json and not meta:
+            weights = _open(path, source_format)
+            if shown and not asked.as_json and not asked.meta:
                 show_lines([[]])
-            fits &= _show(path, weights, asked, before)
+            if weights is None:
+                _show_models(path, asked)
+            else:
+                fits &= _show(path, weights, asked, before)
             shown += 1
         except OutputError:
             raise
@@ -167,6 +182,28 @@ def ls(
         raise typer.Exit(2)
     if not fits:
         raise typer.Exit(1)
+
+
+def _show_models(directory: str | None, asked: ListChoices) -> None:
+    from weightctl.cli.models import ModelChoices, show_models
+
+    asked.check_for_models()
+    by = None if asked.sort is None else asked.sort.value
+    choices = ModelChoices(by, asked.fit, asked.context, asked.kv_type, asked.as_json, asked.quiet)
+    show_models(directory, choices)
+
+
+def _open(path: str, source_format: str | None) -> Checkpoint | None:
+    """Open a checkpoint; return None for a directory with several, of which none is chosen."""
+    try:
+        return open_weights(path, source_format, partial=True)
+    except FormatError as error:
+        if source_format is None and error.path == path and is_directory(path):
+            from weightctl.inspection.models import find_models
+
+            if len(find_models(path)) > 1:
+                return None
+        raise
 
 
 def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCounts) -> bool:
@@ -307,6 +344,20 @@ class ListChoices(NamedTuple):
     def is_flat(self) -> bool:
         """Whether tensors are listed one by one."""
         return self.flat or self.details or self.hashes or self.sort is not None
+
+    def check_for_models(self) -> None:
+        """Raise `WeightctlError` for options that do not apply to a list of models."""
+        lists_tensors = (
+            self.depth, self.flat, self.details, self.hashes, self.include, self.exclude,
+            self.meta is not None, self.values, self.scan, self.draft,
+            self.sort is options.Sort.OFFSET,
+        )  # fmt: skip
+        if any(lists_tensors):
+            raise WeightctlError(
+                "a list of models only has the options --sort, --fit, --context, --kv-type, --json "
+                "and --quiet",
+                hint="name one model: `weightctl ls MODEL`",
+            )
 
     def check(self) -> None:
         """Raise `WeightctlError` if options contradict each other."""

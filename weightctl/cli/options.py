@@ -19,6 +19,7 @@ from weightctl.errors import (
     WeightctlError,
 )
 from weightctl.formats import list_formats, list_written_formats
+from weightctl.storage.files import locate_model
 from weightctl.storage.location import forget_credentials, is_remote, parse_location
 from weightctl.text.untyped import is_sequence
 
@@ -147,6 +148,13 @@ def locate(given: str | list[str] | None) -> str | list[str] | None:
     return given and parse_location(given).name
 
 
+def locate_models(given: str | list[str] | None) -> str | list[str] | None:
+    """Return the paths and URLs of the models that an argument names."""
+    if isinstance(given, list):
+        return [locate_model(each) for each in given]
+    return given and locate_model(given)
+
+
 def locate_local(given: str | list[str] | None) -> str | list[str] | None:
     """Return the paths of an argument that must be local.
 
@@ -169,8 +177,8 @@ def _forget_credentials(wanted: bool) -> bool:
 
 
 # What a parameter is for is in the pages of help (`weightctl.cli.help`).
-Path = Annotated[str, typer.Argument(callback=locate)]
-Paths = Annotated[list[str], typer.Argument(callback=locate)]
+Path = Annotated[str, typer.Argument(callback=locate_models)]
+Models = Annotated[list[str] | None, typer.Argument(callback=locate_models, show_default=False)]
 LocalPath = Annotated[str, typer.Argument(callback=locate_local)]
 InputFile = Annotated[str | None, typer.Option(callback=locate)]
 InputFiles = Annotated[list[str] | None, typer.Option(callback=locate)]

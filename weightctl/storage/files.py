@@ -18,6 +18,17 @@ def _at(path: str) -> tuple[Store | None, str]:
     return store_of(path), parse_location(path).name
 
 
+def locate_model(text: str) -> str:
+    """Return the path or URL of the model that a text names, as `find_model` does."""
+    path = text.rstrip("/")
+    is_usual = not os.path.basename(path).startswith("models--") and "manifests" not in path
+    if is_usual and "://" not in path and os.path.lexists(path):
+        return text
+    from weightctl.storage.local_models import find_model  # only for names and URLs
+
+    return find_model(text)
+
+
 def open_reader(path: str, *, as_stored: bool = False) -> Reader:
     """Open the file at a path or URL for reading; raises `FormatError` if it cannot be opened.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightctl.formats import DIRECTORY_FORMATS, FORMATS
-from weightctl.plan.choices import Names
 from weightctl.system.registry import load_entry_points
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
+    from weightctl.plan.choices import Names
     from weightctl.plan.plan import Plan
     from weightctl.weights.info import Header
     from weightctl.weights.tree import Checkpoint
@@ -42,7 +42,7 @@ def plan_layout(
     weights: Checkpoint, format_name: str, names: Names, *, is_model: bool
 ) -> Plan | None:
     """Return the plan for a model whose names a package translates; None for any other plan."""
-    is_asked = names is Names.OPENAI or format_name not in FORMATS | DIRECTORY_FORMATS
+    is_asked = names.value == "openai" or format_name not in FORMATS | DIRECTORY_FORMATS
     if not is_asked and find_layout(header_of(weights)) is None:
         return None
     for _, make_plan in load_entry_points(_ENTRY_POINTS):

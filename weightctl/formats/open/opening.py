@@ -10,8 +10,14 @@ from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
 from weightctl.formats.training.detection import DIRECTORY_OF_RANK, IN_MEGATRON, OPTIMIZER, SHARD
-from weightctl.storage.files import is_directory, is_file, list_names, read_start, refresh
-from weightctl.storage.location import parse_location
+from weightctl.storage.files import (
+    is_directory,
+    is_file,
+    list_names,
+    locate_model,
+    read_start,
+    refresh,
+)
 from weightctl.system.registry import load_entry_points
 from weightctl.weights.source import FileSource
 from weightctl.weights.tree import Checkpoint
@@ -143,7 +149,7 @@ def open_weights(
     """
     if format_name is not None:
         format_module(format_name)
-    where = parse_location(_path(path)).name
+    where = locate_model(_path(path))
     refresh(where)
     listing = manifest_at(where)
     if listing is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,12 +14,12 @@ from obstore.store import HTTPStore
 from weightctl.errors import MissingFileError
 from weightctl.storage.files import open_reader
 from weightctl.storage.local import FileReader
+from weightctl.storage.local_models import find_commit, find_repository, is_commit
 from weightctl.storage.remote.hub_api import (
     ask_hub,
     ask_pages,
     endpoint,
     explain_gate,
-    hub_home,
     is_set,
     quote_segment,
     read_token,
@@ -39,19 +38,12 @@ if TYPE_CHECKING:
     from weightctl.storage.remote.hub_url import HubPath
     from weightctl.storage.remote.reader import Fetch
 
-_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
 
 def offline_variable() -> str:
     """Return the environment variable that forbids requests; empty if none is set."""
     # Like the Hub's own client, use the second variable if the first is empty.
     name = "HF_HUB_OFFLINE" if os.environ.get("HF_HUB_OFFLINE") else "TRANSFORMERS_OFFLINE"
     return name if is_set(name) else ""
-
-
-def is_commit(text: object) -> bool:
-    """Whether text is the full hash of a commit."""
-    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
 
 
 class CachedFile(FileReader):
@@ -70,16 +62,9 @@ class CachedFile(FileReader):
         """Do nothing, since files in the cache are not changed."""
 
 
-def _directory(place: HubPath) -> str:
-    names = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
-    given = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    cache = os.path.expandvars(os.path.expanduser(given)) or os.path.join(hub_home(), "hub")
-    return os.path.join(cache, f"models--{place.repository.replace('/', '--')}")
-
-
 def find_cached(place: HubPath, commit: str, size: int) -> str:
     """Return the path of a commit's file in the cache; empty if it is not cached."""
-    path = os.path.join(_directory(place), "snapshots", commit, place.path)
+    path = os.path.join(find_repository(place.repository), "snapshots", commit, place.path)
     try:
         return path if os.path.isfile(path) and os.path.getsize(path) == size else ""
     except OSError:
@@ -91,17 +76,11 @@ def read_snapshot(place: HubPath, url: str) -> tuple[str, dict[str, int]]:
 
     Raises `MissingFileError` if the cache does not have the revision.
     """
-    directory = _directory(place)
-    commit = place.revision
-    if not is_commit(commit):
-        try:
-            with open(os.path.join(directory, "refs", place.revision), encoding="utf-8") as file:
-                commit = file.read(100).strip()
-        except (OSError, ValueError):
-            commit = ""
-    root = os.path.join(directory, "snapshots", commit)
-    if not is_commit(commit) or not os.path.isdir(root):
+    directory = find_repository(place.repository)
+    commit = find_commit(directory, place.revision)
+    if not commit:
         raise explain_missing(place, url, f"the revision `{place.revision}`")
+    root = os.path.join(directory, "snapshots", commit)
     sizes: dict[str, int] = {}
     for parent, _, names in os.walk(root):
         for name in names:

@@ -13,6 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 
 from weightctl.errors import FormatError, MissingFileError
+from weightctl.storage.local_models import expand, hub_home
 from weightctl.storage.remote.failures import (
     HUB,
     HUB_LOGIN,
@@ -97,16 +98,6 @@ def endpoint() -> str:
     return url
 
 
-def hub_home() -> str:
-    """Return the directory in which the Hub's tools keep their files."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    return _expand(os.environ.get("HF_HOME") or os.path.join(cache, "huggingface"))
-
-
-def _expand(path: str) -> str:
-    return os.path.expandvars(os.path.expanduser(path))
-
-
 def read_token() -> str:
     """Return the token from the environment or the login; empty if there is none.
 
@@ -119,7 +110,7 @@ def read_token() -> str:
     )
     token, where = os.environ.get(name, ""), name
     if not name:
-        where = _expand(os.environ.get("HF_TOKEN_PATH") or os.path.join(hub_home(), "token"))
+        where = expand(os.environ.get("HF_TOKEN_PATH") or os.path.join(hub_home(), "token"))
         try:
             with open(where, encoding="utf-8", errors="replace") as file:
                 token = file.read(10_000)

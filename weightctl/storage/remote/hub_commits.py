@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError, MissingFileError, OutputError, WeightctlError
+from weightctl.storage.local_models import is_commit
 from weightctl.storage.location import store_of
 from weightctl.storage.remote.failures import (
     HUB_LOGIN,
@@ -22,7 +23,7 @@ from weightctl.storage.remote.failures import (
     find_refusal,
     translate_error,
 )
-from weightctl.storage.remote.hub import HubStore, is_commit, offline_variable
+from weightctl.storage.remote.hub import HubStore, offline_variable
 from weightctl.storage.remote.hub_api import (
     Posted,
     ask,
