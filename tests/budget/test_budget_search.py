@@ -11,7 +11,7 @@ import pytest
 from each import each
 from weightctl import open_weights
 from weightctl.budget.search import QuantizationBudget, quantize
-from weightctl.budget.type_search import TypeSearch
+from weightctl.budget.type_search import TypeSearch, _share_work
 from weightctl.errors import ConversionError
 from weightctl.verify import Request, Subject, verify_request
 from weightctl.weights.tree import header_of
@@ -120,6 +120,25 @@ def test_budgets_that_cannot_be_met_are_refused(
 def test_outputs_that_are_not_a_whole_model_are_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="needs a GGUF file of a model, or a model directory"):
         quantize(tiny_llama, tmp_path / "out.safetensors", QuantizationBudget(bits=4.5))
+
+
+@each(
+    "width, types, tokens",
+    [(64, 2, range(512, 1 << 62)), (1024, 1, range(100, 1000)), (1 << 14, 1, [32])],
+)
+def test_a_larger_model_is_measured_on_fewer_tokens_but_not_on_too_few(
+    width: int, types: int, tokens: Any
+) -> None:
+    info = SimpleNamespace(size=4 * width * width)
+    names = [f"layers.{number}.mlp.up.weight" for number in range(64)]
+    tensors = {name: SimpleNamespace(info=info) for name in names}
+    running: Any = SimpleNamespace(
+        checkpoint=SimpleNamespace(tensors=tensors), vocabulary=32000, width=width
+    )
+    space: Any = SimpleNamespace(tensors=names)
+    found = _share_work(space, running)
+    assert found[0] == types
+    assert found[1] in tokens
 
 
 @each("is_text, count, has_perplexity", [(True, 2, True), (True, 1, False), (False, 9, False)])

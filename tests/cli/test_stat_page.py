@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 
 import small_checkpoints
 from commands import run_command as weightctl
+from lazy import torch
 from reports import of_class, parsed, text_of
 
 if TYPE_CHECKING:
@@ -187,6 +188,13 @@ def test_values_are_printed_as_numpy_prints_them(model: Path) -> None:
 def test_values_that_are_not_finite_are_null_in_json(model: Path) -> None:
     document = json.loads(weightctl("show", model, "norm.weight", "--json").stdout)
     assert document["values"] == [1.0, None, 0.0, None]
+
+
+def test_complex_values_are_pairs_in_json(tmp_path: Path) -> None:
+    path = tmp_path / "waves.pt"
+    torch.save({"waves": torch.tensor([[1 + 2j, 3j, 0], [-1j, 4, 5]])}, path)
+    document = json.loads(weightctl("show", path, "waves", "--json").stdout)
+    assert document["values"] == [[[1, 2], [0, 3], [0, 0]], [[0, -1], [4, 0], [5, 0]]]
 
 
 def test_a_misspelled_tensor_gets_the_nearest_name(model: Path) -> None:

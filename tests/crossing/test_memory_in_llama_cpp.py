@@ -16,6 +16,7 @@ from lazy import torch, transformers
 from llama_memory import measure_memory
 from weightctl.families import recognize
 from weightctl.families.memory import MemoryOptions, estimate_memory
+from weightctl.families.memory.caches import _count_state
 from weightctl.families.memory.estimate import _size_state
 
 if TYPE_CHECKING:
@@ -132,3 +133,12 @@ def test_a_state_of_mamba_2_is_computed_from_two_inputs_for_each_group() -> None
     # The convolution has a channel for each number of B and C of a group, and is stored thrice.
     assert size(2, 17) - size(2, 16) == 3 * 2 * 4
     assert size(1, 17) == size(1, 16)
+
+
+def test_a_state_of_a_delta_net_has_its_keys_twice_in_the_convolution() -> None:
+    config: Any = SimpleNamespace(
+        ssm_layers=False, delta_layers=True, convolution_length=4, delta_key_heads=2,
+        delta_key_size=16, delta_heads=4, delta_value_size=8,
+    )  # fmt: skip
+    # llama.cpp: `n_embd_r` and `n_embd_s` of `llama_hparams`.
+    assert _count_state(config, 0) == (4 - 1) * (32 + 2 * 2 * 16) + 16 * 32

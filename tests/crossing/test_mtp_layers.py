@@ -128,6 +128,12 @@ def test_gguf_counts_them_as_layers(
         assert f"blk.{number}.nextn.eh_proj.weight" in names
 
 
+def test_the_layer_of_exaone_has_no_window(in_gguf: Callable[[str], Path]) -> None:
+    found = metadata(in_gguf("exaone_moe"))
+    assert any(found["attention.sliding_window_pattern"])
+    assert not found["attention.sliding_window_pattern"][-1]
+
+
 @each_form
 def test_llama_cpp_computes_the_same_with_and_without_them(
     name: str, in_gguf: Callable[[str], Path], crossed: Path, tmp_path: Path

@@ -65,6 +65,7 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("deepseek_v2", {"q_lora_rank": None}, "supports 3 layers only with latent queries"),
     ("deepseek_v4", {"hc_mult": 2}, "supports only 4 streams of vectors"),
     ("kimi_linear", {"q_lora_rank": 32}, "its queries are computed from latent vectors"),
+    ("cohere", {"head_dim": 16}, "`head_dim` is 16 instead of hidden size / heads"),
     # Others of these kinds.
     *((name, TIED, NO_OUTPUT) for name in (
         "apertus", "bailingmoe", "dots1", "exaone_moe", "gpt_oss", "mimo2", "minimax_m2",
@@ -108,7 +109,7 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
 )  # fmt: skip
 
 
-@each("name, changes, reason", usual(UNLOADED[:18], UNLOADED))
+@each("name, changes, reason", usual(UNLOADED[:19], UNLOADED))
 def test_what_llama_cpp_does_not_load_is_not_written(
     name: str, changes: dict[str, Any], reason: str
 ) -> None:
@@ -144,6 +145,17 @@ ARCHITECTURES = {
     for name, case in reversed(tiny.read_cases().items())
     if FAMILIES[case["family"]].load().in_llama_cpp
 }
+
+
+# Those of which llama.cpp has no output that is not tied to the embedding.
+TIED_ONLY = {"bitnet", "cohere", "cohere2", "gemma", "gemma2"}
+
+
+@each("name", sorted({*ARCHITECTURES.values()} - TIED_ONLY))
+def test_an_output_that_is_not_tied_is_written(name: str) -> None:
+    model = tiny.make(name, tie_word_embeddings=False)
+    made = header_of(translate(model, "gguf").weights)
+    assert ("output.weight" in made.tensors) == ("output.weight" in model.tensors)
 
 
 def list_variants(name: str) -> dict[str, Checkpoint]:

@@ -47,6 +47,7 @@ from weightctl.families.steps import (
     interleaved_order,
     invert,
     leading_rows,
+    padded_table,
     reorder_rows,
     scaled_by,
     scaled_queries,
@@ -468,6 +469,7 @@ def test_what_is_for_all_layers_is_never_cut() -> None:
 CONFIG: Any = SimpleNamespace(
     heads=6, kv_heads=2, head_dim=4, rope_dimensions=4,
     delta_heads=6, delta_key_heads=2, delta_key_size=1, delta_value_size=4,
+    vocabulary=30, layer_vocabulary=24,
 )  # fmt: skip
 SIZES: Any = {
     "vocabulary": 8, "context": 8, "hidden": 8, "layers": 1, "heads": 2, "kv_heads": 2,
@@ -492,6 +494,7 @@ CHANGES: dict[str, tuple[Change, tuple[int, ...], tuple[int, ...]]] = {
     "heads turned": (turn_heads(is_transposed=True), (24, 3), (6, 3, 4)),
     "columns of heads": (TILED_COLUMNS, (3, 24), (3, 24)),
     "leading rows": (leading_rows(lambda _: 2), (24, 3), (22, 3)),
+    "a row for every token": (padded_table("layer_vocabulary"), (24, 3), (30, 3)),
 }
 
 

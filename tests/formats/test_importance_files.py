@@ -16,7 +16,7 @@ from build import F16, F32, Gguf, Tensor
 from each import each
 from importances import dat_entry, imatrix_dat, imatrix_gguf
 from weightctl.errors import FormatError
-from weightctl.formats.imatrix import Importance, read_importance
+from weightctl.formats.imatrix import Importance, read_entries, read_importance
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,8 +66,10 @@ def test_the_older_form_has_sums_over_evaluations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [b"", struct.pack("<i", 9), struct.pack("<ii", -1, 0)])
 def test_the_older_form_may_end_behind_its_entries(tmp_path: Path, tail: bytes) -> None:
-    found = read_importance(str(imatrix_dat(tmp_path / "i.dat", {"a": (SUMS, 1)}, tail)))
+    path = str(imatrix_dat(tmp_path / "i.dat", {"a": (SUMS, 1)}, tail))
+    found = read_importance(path)
     assert (found.dataset, found.chunks) == ("", 9 if len(tail) == 4 else 0)
+    assert read_entries(path).counts_chunks
 
 
 def test_quotients_are_those_of_float32(tmp_path: Path) -> None:
@@ -102,6 +104,11 @@ def test_the_older_form_cut_off_anywhere_says_where_it_ends(tmp_path: Path, end:
     error = refused(tmp_path / "i.dat", SOUND[:end])
     assert error.offset is not None
     assert error.offset <= end
+
+
+def test_the_first_letter_of_a_name_tells_the_older_form(tmp_path: Path) -> None:
+    error = refused(tmp_path / "i.dat", struct.pack("<ii", 1, 1) + b"a")
+    assert "states 1 entries, which do not fit into its 9 bytes" in error.message
 
 
 @pytest.mark.parametrize("end", range(1, 12))

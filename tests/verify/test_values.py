@@ -34,6 +34,7 @@ from weightctl.verify.compare.distance import (
     measure_pair,
     measure_sample,
 )
+from weightctl.verify.compare.mismatch import find_mismatch
 from weightctl.verify.compare.pairing import (
     Pair,
     PairSide,
@@ -454,6 +455,19 @@ def test_checkpoints_of_no_family_are_paired_by_equal_names(tmp_path: Path) -> N
     found = pairing(one, other)
     assert [(pair.name, pair.part, pair.layer) for pair in found.pairs] == [("h.3.a", "a", 3)]
     assert (found.missing, found.unexpected) == (["c"], ["b"])
+
+
+def test_a_file_with_few_tensors_of_a_model_is_paired_by_equal_names(
+    tmp_path: Path, tiny_llama: Path
+) -> None:
+    norm = open_weights(tiny_llama)["model.norm.weight"].data().astype("float32").to_numpy()
+    names = ["model.norm.weight", "lm_head.weight", "mine.0", "mine.1"]
+    few = stored(tmp_path / "few.safetensors", **dict.fromkeys(names, norm))
+    found = pairing(few, tiny_llama)
+    assert found.how == "by equal names"
+    assert [pair.name for pair in found.pairs] == names[:2]
+    assert found.unexpected == names[2:]
+    assert find_mismatch(Subject(few), Subject(tiny_llama)) is None
 
 
 def test_heads_are_the_references_where_the_configs_differ(

@@ -17,10 +17,13 @@ from servers.s3 import S3Server
 from tested_stores import BUCKET, PART, put_files, serve, serve_s3
 from weightctl import convert, open_weights, shard
 from weightctl.errors import OutputError, WeightctlError
+from weightctl.storage.base import FileRange
+from weightctl.storage.files import open_reader
 from weightctl.storage.location import store_of
 from weightctl.system.temporary import JOURNAL, temporary_name
 from weightctl.write import journal, object_uploads
 from weightctl.write.executors.destinations import uploads_of
+from weightctl.write.object_parts import cut_object
 from weightctl.write.object_uploads import find_kept_uploads, find_shared_uploads
 
 if TYPE_CHECKING:
@@ -526,3 +529,14 @@ def test_looking_for_a_stopped_run_removes_nothing(
     assert len(store.read()) == 1
     object_uploads.find_stopped_upload(path, uploads, None)
     assert not store.read()
+
+
+def test_a_long_range_is_copied_in_parts_of_at_most_64_mib(tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(201 << 20)
+    source = FileRange(open_reader(str(tmp_path / "large")), 1 << 20, 200 << 20)
+    parts = cut_object(source.nbytes, [(0, source)], size=8 << 20, least=5 << 20)
+    assert [(part.start >> 20, part.stop >> 20) for part in parts] == [
+        (0, 64), (64, 128), (128, 192), (192, 200),
+    ]  # fmt: skip
+    assert [part.source and part.source.offset >> 20 for part in parts] == [1, 65, 129, 193]
