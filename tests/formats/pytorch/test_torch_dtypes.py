@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from torch_checkpoints import FORMS, assert_same, contents_of, saved
 
 from each import each
 from lazy import torch
+from torch_checkpoints import FORMS, assert_same, contents_of, saved
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 

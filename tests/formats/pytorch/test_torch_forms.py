@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from torch import nn
-from torch_checkpoints import FORMS, PROTOCOLS, assert_same, saved, state
 
 from each import each
 from lazy import torch
+from torch_checkpoints import FORMS, PROTOCOLS, assert_same, saved, state
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from torch import fx, nn
-from torch_checkpoints import FORMS, assert_same, here, look, saved
 
 from lazy import torch
+from torch_checkpoints import FORMS, assert_same, here, look, saved
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pytest
-from torch_checkpoints import FORMS, assert_same, here, look, saved
 
 from each import each
 from lazy import torch
+from torch_checkpoints import FORMS, assert_same, here, look, saved
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from torch import nn
-from torch_checkpoints import FORMS, PROTOCOLS, assert_same, content_of, contents_of, saved, state
 
 from lazy import torch
+from torch_checkpoints import FORMS, PROTOCOLS, assert_same, content_of, contents_of, saved, state
 from weightctl import open_weights
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 import pytest
-from torch_checkpoints import assert_same, contents_of
 
 from lazy import load_file, torch
 from real_files import fetch
+from torch_checkpoints import assert_same, contents_of
 from weightctl import open_weights
 
 if TYPE_CHECKING:

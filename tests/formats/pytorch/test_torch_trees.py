@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from torch import nn
-from torch_checkpoints import FORMS, assert_same, saved
 
 from each import each
 from lazy import torch
+from torch_checkpoints import FORMS, assert_same, saved
 from weightctl import convert, open_weights
 from weightctl.formats.pickles.records import Global
 from weightctl.formats.pytorch.constructors import CONSTRUCTORS
