@@ -208,6 +208,7 @@ def test_datasets_that_are_not_numbers_are_listed(tmp_path: Path) -> None:
     assert header.leaves["words"] == Leaf("h5py.Dataset", "object [2]")
     assert header.leaves["nothing"] == Leaf("h5py.Dataset", "no values")
     assert {*header.leaves} == {"words", "pairs", "nothing"}
+    assert header.notes == ()
 
 
 def _link_out(file: Any) -> None:

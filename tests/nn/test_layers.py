@@ -21,6 +21,7 @@ from weightctl.nn.attention import Attention
 from weightctl.nn.embedding import Embedding
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import MLP, GatedMLP
+from weightctl.nn.models.stream_decoder import StreamProjection
 from weightctl.nn.norm import LayerNorm, RMSNorm
 
 if TYPE_CHECKING:
@@ -503,3 +504,13 @@ def test_a_scaling_without_its_original_context_is_refused(kind: str) -> None:
 def test_a_scaling_by_zero_is_refused() -> None:
     with pytest.raises(GraphError, match="a RoPE scaling factor of 0 is not valid"):
         RopeScaling(kind="linear", factor=0.0)
+
+
+def test_a_stream_has_the_length_of_the_active_one_if_it_is_not_nearly_zero() -> None:
+    projection = StreamProjection(4, DType.float32)
+    projection.load_state_dict({"projection.weight": np.eye(4, dtype=np.float32)})
+    like = np.full((1, 1, 4), 3, np.float32)
+    # As in transformers' `Gemma3nTextModel`, the mean square is 1e-5 at least.
+    for value, wanted in ((0.5, 3.0), (1e-3, 3e-3 / 1e-5**0.5), (0.0, 0.0)):
+        found = run(projection, np.full((1, 1, 4), value, np.float32), like)
+        np.testing.assert_allclose(found, np.full((1, 1, 4), wanted), rtol=1e-5)
