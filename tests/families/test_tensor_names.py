@@ -263,6 +263,22 @@ def test_no_two_tensors_have_one_name(name: str) -> None:
         assert len(set(names)) == len(names)
 
 
+# Their experts are read in one form only.
+APART = {"deepseek_v4", "jamba", "nemotron_h_moe"}
+
+
+@each("name", FAMILIES)
+def test_all_experts_may_be_in_one_tensor_as_in_the_modules_of_transformers(name: str) -> None:
+    family = FAMILIES[name].load()
+    has_experts = any(".experts." in line.module for line in family.names)
+    stacked = [
+        fusion
+        for fusion in family.fusions
+        if fusion.of_experts and fusion.convention == "hugging_face"
+    ]
+    assert bool(stacked) == (has_experts and name not in APART)
+
+
 def test_tensors_come_layer_after_layer() -> None:
     names = [tensor.gguf or "" for tensor in FAMILIES["llama"].load().tensors(config("llama"))]
     numbers = [int(name.split(".")[1]) for name in names if name.startswith("blk")]
