@@ -147,7 +147,7 @@ def test_every_command_has_a_page_with_its_options_and_a_session(name: str) -> N
 
 @each("name", COMMANDS)
 def test_pages_name_options_that_exist(name: str, weightctl: Run) -> None:
-    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", weightctl(name, "--help").stdout))
+    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", weightctl("help", name).stdout))
     for page in PAGES.values():
         for used in re.findall(rf"weightctl {name} [^`\n]*", page.read_text()):
             command = re.split(r" (?:\||&&|\|\||#) ", used)[0]

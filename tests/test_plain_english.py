@@ -153,8 +153,8 @@ def texts() -> Iterator[tuple[str, str]]:
     newest = changes[: changes.find("\n## ", changes.find("\n## ") + 1)]
     for line, text in paragraphs(newest):
         yield f"CHANGELOG.md:{line}", text
-    for command in ([], *([name] for name in COMMANDS)):
-        arguments = [*command, "--help"]
+    for command in ([], *([name] for name in COMMANDS), *(["help", name] for name in COMMANDS)):
+        arguments = command if command[:1] == ["help"] else [*command, "--help"]
         shown = run_command(*arguments, COLUMNS="200").stdout
         for number, text in paragraphs(shown):
             yield f"--help of weightctl {' '.join(command)}:{number}".replace(" :", ":"), text

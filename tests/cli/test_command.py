@@ -20,7 +20,7 @@ from documented import make_example_files, run
 from each import each
 from weightctl import cli as weightctl_cli
 from weightctl.cli import COMMANDS, app
-from weightctl.cli.help import describe
+from weightctl.cli.help import describe, read_page
 from weightctl.cli.usage import unknown_command_error
 from weightctl.dtype import Encoding
 from weightctl.formats import FORMATS
@@ -49,9 +49,7 @@ def test_a_misspelled_command_suggests_the_right_one() -> None:
     assert done.returncode == 2
     assert done.stderr == (
         "error: `lss` is neither a command nor an existing file\n"
-        "hint: did you mean `weightctl ls`? commands: ls, stat, show, diff, apply, convert, "
-        "imatrix, merge, extract, shard, edit, check, verify, tasks; "
-        "`weightctl --help` describes them\n"
+        "hint: did you mean `weightctl ls`? `weightctl --help` lists the commands\n"
     )
 
 
@@ -80,16 +78,21 @@ MEANT = {
     "rename": "`weightctl edit MODEL --rename OLD=NEW`",
     "scan": "`weightctl ls MODEL --scan`",
     "verfy": "`weightctl verify`",
+    "fit": "`weightctl ls MODEL --fit 24GiB`",
+    "chat": "`weightctl convert MODEL OUT.gguf`",
+    "upload": "hf://ORG/NAME",
+    "models": "`weightctl ls`",
     "nothing-like-it": "`weightctl --help`",
 }
 
 
 @each("typed", MEANT)
-def test_an_unknown_command_gets_the_nearest_by_meaning_and_the_list(typed: str) -> None:
+def test_an_unknown_command_gets_the_nearest_by_meaning_or_the_list(typed: str) -> None:
     error = unknown_command_error(typed, list(COMMANDS))
     assert error.message == f"`{typed}` is neither a command nor an existing file"
     assert MEANT[typed] in error.hint
-    assert f"commands: {', '.join(COMMANDS)}" in error.hint
+    has_list = f"commands: {', '.join(COMMANDS)}" in error.hint
+    assert has_list == (typed == "nothing-like-it")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +196,7 @@ BEFORE = {
 
 
 def help_of(name: str, columns: int = 80) -> str:
-    done = weightctl(*name.split(), "--help", COLUMNS=str(columns))
+    done = weightctl("help", *name.split(), COLUMNS=str(columns))
     assert done.returncode == 0
     assert done.stderr == ""
     return done.stdout
@@ -239,9 +242,41 @@ def test_the_page_of_weightctl_lists_commands_and_where_the_documents_are() -> N
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_and_the_name_of_a_command_show_its_page(name: str) -> None:
-    assert weightctl("help", name).stdout == weightctl(name, "--help").stdout
-    assert weightctl("help", name).stdout == weightctl(name, "-h").stdout
+def test_help_of_a_command_is_the_page_or_a_short_one_that_names_it(name: str) -> None:
+    short, whole = weightctl(name, "--help").stdout, weightctl("help", name).stdout
+    assert short == weightctl(name, "-h").stdout
+    if short != whole:
+        assert f"`weightctl help {name}` shows all" in short
+        assert len(short.splitlines()) < len(whole.splitlines())
+    assert len(short.splitlines()) <= 56
+    options = re.findall(r"--[a-z][\w-]*", short.partition("Options:")[2].partition("\n\n")[0])
+    assert {*options} <= {*re.findall(r"--[a-z][\w-]*", whole)}
+
+
+def test_short_pages_name_parameters_of_their_commands() -> None:
+    pages = {name: read_page(name).get("daily", ()) for name in COMMANDS}
+    unknown = {
+        name: {*daily} - {param.name for param in command_of(name).params}
+        for name, daily in pages.items()
+    }
+    assert not any(unknown.values()), unknown
+    assert len(pages["convert"]) == 12
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("ls a --vram 24", "`weightctl ls MODEL --fit 24GiB`"),
+        ("stat a --format csv", "--json prints results as JSON"),
+        ("ls a -o json", "--json prints results as JSON"),
+        ("convert a b -q Q4_K_M", "to quantize, use --quant Q4_K_M"),
+        ("convert a b --outtype q8_0", "--quant Q4_K_M"),
+    ],
+)
+def test_an_option_of_another_program_gets_what_to_type(typed: str, hint: str) -> None:
+    done = weightctl(*typed.split())
+    assert done.returncode == 2
+    assert hint in done.stderr
 
 
 def test_help_alone_shows_the_page_of_weightctl() -> None:

@@ -23,11 +23,17 @@ from conftest import ROOT
 from each import each
 from terminal import on_a_terminal
 from weightctl.cli import COMMANDS
+from weightctl.cli.help import read_page
 from weightctl.text.columns import width
 
 SCREENS = Path(__file__).parent / "screens"
 HELP, ERRORS = SCREENS / "help", SCREENS / "errors"
-PAGES = {"weightctl": "--help", **{name: f"{name} --help" for name in COMMANDS}}
+SHORT = [name for name in COMMANDS if read_page(name).get("daily")]
+PAGES = {
+    "weightctl": "--help",
+    **{name: f"help {name}" for name in COMMANDS},
+    **{f"{name}-short": f"{name} --help" for name in SHORT},
+}
 WIDTHS = (80, 200)
 FAILURES = {
     "no-such-file": "missing.gguf",

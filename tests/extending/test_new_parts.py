@@ -258,7 +258,7 @@ def test_a_format_is_a_module_and_a_line(
     assert tiny.read_bytes().startswith(b"TINY")
     listed = json.loads(extended.command("ls", tiny, "--json"))
     assert listed["format"] == "tiny"
-    assert "tiny" in extended.command("convert", "--help")
+    assert "tiny" in extended.command("help", "convert")
 
     extended.command("convert", tiny, back)
     extended.command("diff", "--hash", source, back)

@@ -16,7 +16,7 @@ import typer
 import typer.core
 from typer.main import get_command
 
-from weightctl.cli.help import HelpCommand, describe, format_help
+from weightctl.cli.help import WHOLE_PAGE, HelpCommand, describe, format_help
 from weightctl.errors import WeightctlError
 from weightctl.system.registry import load
 
@@ -64,6 +64,7 @@ class _Commands(typer.core.TyperGroup):
             raise typer.Exit(2)
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
+            ctx.meta[WHOLE_PAGE] = True
         return super().parse_args(ctx, ["ls", *args] if args and _is_path(args[0]) else args)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer's signature

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _NAME_COLUMNS = 26
 _LEAST_TEXT = 20
 _OPTIONS = "Options"
+# The lines of examples in a short page.
+_MOST_EXAMPLES = 4
+# The key of a context whose help pages are shown in whole.
+WHOLE_PAGE = "weightctl.whole_page"
 
 Lines = list[list[Cell]]
 
@@ -46,9 +50,14 @@ class HelpCommand(typer.core.TyperCommand):
         return any(name in param.opts and not getattr(param, "is_flag", True) for param in params)
 
     def get_help(self, ctx: Any) -> str:
-        """Return the help page as text."""
+        """Return the help page as text: all of it, or only the options of daily use.
+
+        `weightctl help NAME` shows the whole page, and `weightctl NAME --help` the short one, if
+        the page says which options are of daily use.
+        """
         describe(self)
-        return format_help(self, ctx)
+        daily = None if WHOLE_PAGE in ctx.meta else read_page(self.name or "").get("daily")
+        return format_help(self, ctx, daily=daily)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         """Return completions; some shells show the help texts of options beside their names."""
@@ -68,6 +77,7 @@ def describe(command: Any, name: str | None = None) -> None:
         found = texts.get(param.name, {})
         param.help = param.help or _fill(" ".join(found.get("help", "").split()))
         param.metavar = param.metavar or found.get("metavar")
+        param.brief = " ".join(found.get("brief", "").split())
         panel = getattr(param, "rich_help_panel", None)
         param.rich_help_panel = panel or found.get("panel") or None
 
@@ -146,27 +156,45 @@ def _list_supported(kind: str) -> str:
 
 
 def format_help(
-    command: Any, ctx: Any, commands: Sequence[tuple[str, str]] = (), room: int | None = None
+    command: Any,
+    ctx: Any,
+    commands: Sequence[tuple[str, str]] = (),
+    room: int | None = None,
+    daily: Sequence[str] | None = None,
 ) -> str:
     """Return the help page of a command, or of a group.
 
     `commands` are the names and descriptions of the commands in a group. `room` is the number of
-    columns, by default that of the terminal.
+    columns, by default that of the terminal. `daily` are the names of the parameters to which a
+    short page is limited: it has the first paragraph and the examples.
     """
     room = room or columns()
-    sections = _list_sections(command, ctx, commands)
+    about, epilog = command.help or "", command.epilog or ""
+    if daily is not None:
+        about = about.partition("\n\n")[0]
+        examples = _split_blocks(epilog)[-1].splitlines()[: _MOST_EXAMPLES + 1]
+        epilog = "\n\n".join([_point_to_whole_page(command, ctx), "\n".join(examples)])
+    sections = _list_sections(command, ctx, commands, daily)
     names = [name for rows in sections.values() for name, _ in rows]
     column = min(max(map(len, names)), _NAME_COLUMNS) + 4
-    blocks = [_format_usage(command, ctx, room), *_format_paragraphs(command.help or "", room)]
+    blocks = [_format_usage(command, ctx, room), *_format_paragraphs(about, room)]
     for title, rows in sections.items():
         listed = [line for name, text in rows for line in _format_row(name, text, column, room)]
         blocks.append([[Cell(f"{title}:", "bold")], *listed])
-    blocks += [_format_block(block, room) for block in _split_blocks(command.epilog or "")]
+    blocks += [_format_block(block, room) for block in _split_blocks(epilog)]
     return format_lines([line for block in blocks for line in ([], *block)][1:]).rstrip("\n")
 
 
+def _point_to_whole_page(command: Any, ctx: Any) -> str:
+    options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
+    return f"`weightctl help {command.name}` shows all {len(options)} options, and exit codes."
+
+
 def _list_sections(
-    command: Any, ctx: Any, commands: Sequence[tuple[str, str]]
+    command: Any,
+    ctx: Any,
+    commands: Sequence[tuple[str, str]],
+    daily: Sequence[str] | None,
 ) -> dict[str, list[tuple[str, str]]]:
     """Map the titles of a page's sections to the names and texts that they list."""
     arguments: list[tuple[str, str]] = []
@@ -178,9 +206,11 @@ def _list_sections(
         if param.param_type_name == "argument":
             arguments.append((argument_name(param).strip("[]"), _describe(param, ctx)))
             continue
-        title = getattr(param, "rich_help_panel", None)
+        if daily is not None and param.name not in daily:
+            continue
+        title = getattr(param, "rich_help_panel", None) if daily is None else None
         rows = general if title is None else options.setdefault(title, [])
-        rows.append((_option_names(param), _describe(param, ctx)))
+        rows.append((_option_names(param), _describe(param, ctx, is_brief=daily is not None)))
     found = {"Commands": [*commands], "Arguments": arguments, **options, _OPTIONS: general}
     return {title: rows for title, rows in found.items() if rows}
 
@@ -206,9 +236,14 @@ def _value_name(param: Any) -> str:
     return "|".join(str(each.value if isinstance(each, Enum) else each) for each in choices)
 
 
-def _describe(param: Any, ctx: Any) -> str:
-    """Return the help text of a parameter, with its default value, if any."""
+def _describe(param: Any, ctx: Any, *, is_brief: bool = False) -> str:
+    """Return the help text of a parameter, with its default value, if any.
+
+    If `is_brief` is set, only the first sentence, or the short text of the page, is returned.
+    """
     text: str = param.help or ""
+    if is_brief:
+        text = getattr(param, "brief", None) or re.split(r"(?<=\.) ", text, maxsplit=1)[0]
     default = None if getattr(param, "is_flag", False) else param.get_default(ctx)
     if default is None or not param.show_default:
         return text

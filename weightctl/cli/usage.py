@@ -27,19 +27,19 @@ def unknown_command_error(name: str, commands: list[str]) -> WeightctlError:
     wanted = name.lower()
     near = difflib.get_close_matches(wanted, commands, n=1)
     if wanted in meanings:
-        hint = f"{meanings[wanted]}; {listed}"
+        hint = meanings[wanted]
     elif near:
-        hint = f"did you mean `weightctl {near[0]}`? {listed}"
+        hint = f"did you mean `weightctl {near[0]}`? `weightctl --help` lists the commands"
     elif similar := difflib.get_close_matches(wanted, meanings, n=1, cutoff=0.8):
-        hint = f"{meanings[similar[0]]}; {listed}"
+        hint = meanings[similar[0]]
     else:
         hint = listed
     return WeightctlError(f"`{name}` is neither a command nor an existing file", hint=hint)
 
 
-def _read_meanings() -> dict[str, str]:
-    """Map words that users may try as commands to hints on what to type instead."""
-    groups: list[dict[str, Any]] = read_page("words")["meanings"]
+def _read_meanings(kind: str = "meanings") -> dict[str, str]:
+    """Map words that users may try as commands, or as `options`, to hints on what to type."""
+    groups: list[dict[str, Any]] = read_page("words")[kind]
     return {word: " ".join(each["hint"].split()) for each in groups for word in each["words"]}
 
 
@@ -53,10 +53,13 @@ def explain_call_error(error: Any) -> WeightctlError:
     if option is not None and hasattr(error, "possibilities"):
         near = [f"`{each}`" for each in error.possibilities or ()]
         question = f"did you mean {' or '.join(near)}? " if near else ""
+        if meant := _read_meanings("options").get(option):
+            question = f"{meant}; "
         return WeightctlError(f"{path} has no option `{option}`", hint=question + help_hint)
     if extra := _EXTRA.fullmatch(error.message):
+        meant = f"to quantize, use --quant {extra[1]}; " if _is_type(extra[1]) else ""
         return WeightctlError(
-            f"unexpected argument: {extra[1]}", hint=f"{_usage(ctx)}; {help_hint}"
+            f"unexpected argument: {extra[1]}", hint=f"{meant}{_usage(ctx)}; {help_hint}"
         )
     if param is None:
         return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
@@ -67,6 +70,13 @@ def explain_call_error(error: Any) -> WeightctlError:
     if not error.message:
         return WeightctlError(f"{name} is missing", hint=f"{_usage(ctx)}; {help_hint}")
     return WeightctlError(f"{name}: {_reword(error.message)}", hint=help_hint)
+
+
+def _is_type(text: str) -> bool:
+    from weightctl.plan.type_names import list_recipes, single_types
+    from weightctl.schemes import WRITTEN
+
+    return text.upper() in {*list_recipes(), *single_types(), *WRITTEN}
 
 
 def _reword(text: str) -> str:

@@ -119,17 +119,34 @@ def _encoding(given: TypeLike) -> Encoding:
     return parse_encoding(given) if isinstance(given, str) else as_dtype(given).encoding
 
 
+# Names of types in other programs, and those of types that store the same.
+_OTHER_NAMES = {
+    "nf4": "BNB-NF4 (for a model directory)",
+    "int8": "Q8_0 (for GGUF), or W8A16 or BNB-INT8 (for a model directory)",
+    "int4": "Q4_K_M (for GGUF), or W4A16 (for a model directory)",
+    "4bit": "Q4_K_M (for GGUF), or W4A16 (for a model directory)",
+    "8bit": "Q8_0 (for GGUF), or W8A16 (for a model directory)",
+}
+
+
 def _parse_type(text: str) -> Encoding:
     try:
         return parse_encoding(text)
     except EncodingError as error:
-        near = did_you_mean(text, dict.fromkeys([*LLAMA_RECIPES, *block_types(), *WRITTEN]))
+        known = dict.fromkeys([*LLAMA_RECIPES, *block_types(), *WRITTEN])
+        meant = _OTHER_NAMES.get(text.lower())
+        near = f"did you mean {meant}? " if meant else did_you_mean(text, known)
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type",
-            hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; "
-            f"types for a model directory: {', '.join(WRITTEN)}; a path that ends in .toml is a "
-            "recipe file",
+            hint=f"{near}`weightctl help convert` lists recipes and types" if near else _list_all(),
         ) from error
+
+
+def _list_all() -> str:
+    return (
+        f"recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; types for a "
+        f"model directory: {', '.join(WRITTEN)}; a path that ends in .toml is a recipe file"
+    )
 
 
 def read_recipe(path: str) -> Recipe:
