@@ -72,7 +72,8 @@ def convert(
 
     When converting between Hugging Face directories and GGUF files, weightctl translates tensor
     names, config and tokenizer. This requires a supported model family; for other families, use
-    --names keep.
+    --names keep. Without OUT, a quantized model is written to MODEL-TYPE.gguf in the current
+    directory.
     --include, --exclude and --tensor-type match the tensor names of the output.
 
     The output is written under a temporary name, and renamed when it is complete. To resume an
@@ -80,6 +81,13 @@ def convert(
     """
     del anonymous  # its callback has taken effect
     given = dict(locals())
+    if out is None or out.isalnum():
+        from weightctl.cli.proposed import propose_output, refuse_format_as_output
+
+        if out is None:
+            given["out"] = propose_output(path, given)
+        else:
+            refuse_format_as_output(out, path)
     # An error in the command line is found without what plans and writes.
     from weightctl.cli.conversion import plan_conversion, write_output
 
