@@ -25,7 +25,7 @@ from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from weightctl.dtype import DTypeLike
 
@@ -94,10 +94,9 @@ def type_or_recipe(given: TypeLike | Recipe | os.PathLike[str]) -> Encoding | Re
         encoding = _parse_type(given)
     if encoding.codec or is_plain(encoding):
         return encoding
-    near = did_you_mean(str(given), block_types()) if not encoding.quantization else ""
+    known = () if encoding.quantization else block_types()
     raise ConversionError(
-        f"weightctl cannot quantize to {encoding}",
-        hint=f"{near}recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}",
+        f"weightctl cannot quantize to {encoding}", hint=_suggest(str(given), known)
     )
 
 
@@ -134,12 +133,16 @@ def _parse_type(text: str) -> Encoding:
         return parse_encoding(text)
     except EncodingError as error:
         known = dict.fromkeys([*LLAMA_RECIPES, *block_types(), *WRITTEN])
-        meant = _OTHER_NAMES.get(text.lower())
-        near = f"did you mean {meant}? " if meant else did_you_mean(text, known)
         raise ConversionError(
-            f"`{text}` is neither a recipe nor a type",
-            hint=f"{near}`weightctl help convert` lists recipes and types" if near else _list_all(),
+            f"`{text}` is neither a recipe nor a type", hint=_suggest(text, known)
         ) from error
+
+
+def _suggest(text: str, known: Iterable[str]) -> str:
+    """Return a hint with similar names of recipes and types, or if there are none, with all."""
+    meant = _OTHER_NAMES.get(text.lower())
+    near = f"did you mean {meant}? " if meant else did_you_mean(text, known)
+    return f"{near}`weightctl help convert` lists recipes and types" if near else _list_all()
 
 
 def _list_all() -> str:
