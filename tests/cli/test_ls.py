@@ -660,7 +660,9 @@ def test_an_error_in_one_checkpoint_leaves_the_others(tmp_path: Path) -> None:
     small_checkpoints.tied(tmp_path)
     done = weightctl("ls", "small", "missing", "tied", "--json", cwd=tmp_path)
     assert done.returncode == 2
-    assert [json.loads(line)["path"] for line in done.stdout.splitlines()] == ["small", "tied"]
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["path"] for each in documents] == ["small", "missing", "tied"]
+    assert ["error" in each for each in documents] == [False, True, False]
     assert done.stderr.startswith("error: missing: No such file or directory\n")
 
 

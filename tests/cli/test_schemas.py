@@ -195,3 +195,44 @@ def test_a_document_with_more_or_less_is_refused(folder: Path) -> None:
     assert not validator.is_valid(document | {"surplus": 1})
     assert not validator.is_valid({key: document[key] for key in document if key != "totals"})
     assert not validator.is_valid(document | {"tensors": [{"name": "a"}]})
+
+
+def test_an_error_is_a_document_too(folder: Path) -> None:
+    validator = Draft202012Validator(schema("error"))
+    failing = {
+        "ls missing.gguf": "missing.gguf",
+        "stat small --include nothing-*/": None,
+        "convert small out.gguf --quant Q9": None,
+        "verify small --check nmaes": None,
+        "diff small missing": "missing",
+        "check small --dry-run": None,
+        "ls small --sort age": None,
+        "convert small": None,
+        "ls missing.gguf --scan": "missing.gguf",
+    }
+    paths: dict[str, Any] = {}
+    for command in failing:
+        done = weightctl(*command.split(), "--json", cwd=folder)
+        if done.returncode == 0:
+            continue
+        assert done.returncode == 2, command
+        (line,) = done.stdout.splitlines()
+        document = json.loads(line)
+        validator.validate(document)
+        assert f"error: {document['error']}".splitlines()[0] in done.stderr
+        paths[command] = document["path"]
+    assert len(paths) >= len(failing) - 1
+    assert {name: failing[name] for name in paths} == paths
+
+
+def test_several_paths_give_a_document_each(folder: Path) -> None:
+    done = weightctl("ls", "small", "missing.gguf", "awq", "--json", cwd=folder)
+    assert done.returncode == 2
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["path"] for each in documents] == ["small", "missing.gguf", "awq"]
+    assert [("error" in each) for each in documents] == [False, True, False]
+
+
+def test_json_behind_a_double_dash_is_a_path(folder: Path) -> None:
+    done = weightctl("ls", "--", "--json", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")

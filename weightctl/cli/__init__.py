@@ -229,20 +229,29 @@ def main() -> NoReturn:
 
     if os.environ.get(_COMPLETES):
         _complete()
+    words = [_hide_secrets(word) for word in sys.argv[1:]]
     try:
-        words = [_hide_secrets(word) for word in sys.argv[1:]]
         code = app(words, prog_name="weightctl", standalone_mode=False)
     except _CallError as error:
         from weightctl.cli.usage import explain_call_error  # only on an error
 
-        complain(explain_call_error(error))
+        complain(explain_call_error(error), as_json=_wants_json(words))
         sys.exit(2)
     except (WeightctlError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             error = WeightctlError(str(error), hint="raise the limit with `ulimit -n`")
-        complain(error)
+        complain(error, as_json=_wants_json(words))
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Whether an error is printed as JSON: with --json, if no checkpoint goes to stdout."""
+    if "--json" not in (words[: words.index("--")] if "--" in words else words):
+        return False
+    from weightctl.write.targets import STDOUTS  # only on an error
+
+    return STDOUTS.isdisjoint(words)
 
 
 def _complete() -> NoReturn:

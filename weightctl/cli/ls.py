@@ -177,7 +177,7 @@ def _list_each(paths: Sequence[str], source_format: str | None, asked: ListChoic
         except (WeightctlError, OSError) as error:
             if not asked.several:
                 raise
-            complain(error)
+            complain(error, as_json=asked.as_json)
     if shown < len(paths):
         raise typer.Exit(2)
     if not fits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -242,14 +243,20 @@ def warn(text: str) -> None:
     _show_message(Cell("warning: "), [text])
 
 
-def complain(error: WeightctlError | OSError) -> None:
-    """Print an error and its hint on stderr."""
+def complain(error: WeightctlError | OSError, *, as_json: bool = False) -> None:
+    """Print an error and its hint on stderr; with `as_json`, also as a JSON document on stdout."""
+    path = error.filename if isinstance(error, OSError) else getattr(error, "path", None)
     if not isinstance(error, WeightctlError):
         error = WeightctlError(f"{error.filename or 'a file'}: {error.strerror or error}")
     # Line breaks of the message are kept; line breaks in names are escaped.
     _show_message(Cell("error: ", "red bold"), error.message.split("\n  "))
     if error.hint:
         _show_message(Cell("hint: ", "cyan"), [error.hint])
+    if as_json:
+        shown = path if isinstance(path, str) else None
+        document = {"error": error.message, "hint": error.hint or None, "path": shown}
+        with suppress(OutputError):  # stdout may be closed, which can be the error itself
+            show_text(json.dumps(document) + "\n")
 
 
 def _show_message(head: Cell, lines: Sequence[str]) -> None:

@@ -80,7 +80,7 @@ def scan_paths(paths: Sequence[str], choices: ScanChoices) -> int:
         except (WeightctlError, OSError) as error:
             if len(paths) == 1:
                 raise
-            complain(error)
+            complain(error, as_json=choices.as_json)
             errors.append(error.message if isinstance(error, WeightctlError) else str(error))
     if not choices.as_json:
         _show(found, choices)

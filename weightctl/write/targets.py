@@ -43,7 +43,7 @@ STDOUT = "-"
 REPLACE_HINT = "to replace it, use --force (force=True in Python)"
 _OTHER_HINT = "choose another name for the output"
 _NO_OPTIONS = CommitOptions()
-_STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 
 class Target(NamedTuple):
@@ -122,7 +122,7 @@ def target(
         raise ConversionError(
             f"`{path}` is not a valid name of an output", hint="use the path of a file or directory"
         )
-    if path in _STDOUTS:
+    if path in STDOUTS:
         # If the shell has redirected stdout to a file, the open file is written, not its path.
         return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
     if is_stream(path):
@@ -163,7 +163,7 @@ def refuse_place(url: str) -> str:
 
 def is_stream(path: str) -> bool:
     """Whether a path is stdout, a pipe or a device, which must be written in order."""
-    if path in _STDOUTS:
+    if path in STDOUTS:
         return True
     try:
         mode = os.stat(path).st_mode
@@ -174,7 +174,7 @@ def is_stream(path: str) -> bool:
 
 def stream_name(path: str) -> str:
     """Return the name of a stream for messages, which is the same for all names of stdout."""
-    return "stdout" if path in _STDOUTS else path
+    return "stdout" if path in STDOUTS else path
 
 
 @contextmanager
