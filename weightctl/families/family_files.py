@@ -240,7 +240,11 @@ def _read_lines(top: FileTable, base: Family | None, prefix: str) -> tuple[Name,
 
         names = without_head(names)
     if "tensors" in top:
-        names = adapt(names, dict(read_changes(top.table("tensors"), layers)))
+        rows = top.table("tensors")
+        try:
+            names = adapt(names, dict(read_changes(rows, layers)))
+        except KeyError as error:
+            rows.fail("is not among the tensors, so it cannot be left out", error.args[0])
     if has_head:
         from weightctl.families.heads import head_lines, with_prefix
 

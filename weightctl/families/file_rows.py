@@ -372,7 +372,7 @@ _OF_KINDS: Mapping[str, Callable[[FileTable, str], Any]] = {
 
 
 _OF_KEYS: Mapping[str, tuple[str, Callable[[FileTable, str], Any]]] = {
-    "gguf": ("gguf", FileTable.text),
+    "gguf": ("gguf", FileTable.metadata_key),
     "hf": ("hugging_face", FileTable.text),
     "gguf_type": ("gguf_type", FileTable.text),
     "default": ("default", read_default),

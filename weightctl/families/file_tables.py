@@ -140,6 +140,18 @@ class FileTable:
             self.fail("has braces other than `{}`, `{expert}` and `{kind}`", name)
         return found
 
+    def metadata_key(self, name: str) -> str:
+        """Take a key of GGUF's metadata, in which only the architecture can be filled in.
+
+        The text is empty if there is no key.
+        """
+        found = self.text(name)
+        if set("{}") & set(found.replace("{arch}", "")):
+            self.fail("has braces other than `{arch}`, which is the architecture", name)
+        if found and "." not in found:
+            self.fail("is not a key of GGUF's metadata, such as `{arch}.logit_scale`", name)
+        return found
+
     def patterns(self, name: str) -> tuple[str, ...]:
         """Take a list of regular expressions, in which no group with a choice is repeated."""
         found = self.texts(name)

@@ -362,13 +362,16 @@ def adapt(
 
     `changes` are by role: a text is the name in Hugging Face's convention after that of the layer,
     and a mapping has the fields that change. An added line follows the other lines of layers, or
-    precedes them if it is outside of the layers.
+    precedes them if it is outside of the layers. Raises `KeyError` with the role of a line that
+    would be left out and is not there.
     """
     of_role = {_role(each): each for each in names}
     for role, given in changes.items():
         module = LINES[role].module if role in LINES else _LAYER + role
         plain = module.removeprefix(_LAYER)
         if given is None:
+            if plain not in of_role:
+                raise KeyError(role)
             del of_role[plain]
             continue
         usual = LINES[role] if role in _VARIANTS or plain not in of_role else of_role[plain]
