@@ -100,6 +100,7 @@ FAULTS = [
     ('"mlp.w1"', '"mlp.{name}"', 9, 'tensors."mlp.up"'),
     ('"mlp.w1"', '{gguf = "ffn_{"}', 9, 'tensors."mlp.up".gguf'),
     ("[types.toy]", "blocks = {colour = 1}\n[types.toy]", 5, "blocks.colour"),
+    ("[types.toy]", "blocks = {norm_epsilon = 1e-5}\n[types.toy]", 5, "blocks.norm_epsilon"),
     ("{layers = 2}", "{layer = 2}", 7, "types.toy.defaults.layer"),
     ('"mlp.w1"', '{when = ["colour"]}', 9, 'tensors."mlp.up"'),
     ('"mlp.w1"', '{bias = "mlp_biases"}', 9, 'tensors."mlp.up"'),

@@ -18,6 +18,7 @@ from weightctl.families.experts import (
 from weightctl.families.family import Family, MtpForm
 from weightctl.families.file_rows import (
     check_fields,
+    check_settings,
     join_groups,
     load_group,
     read_changes,
@@ -84,6 +85,7 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
     given |= {each: top.patterns(each) for each in ("beside",) if each in top}
     given |= {each: top.texts(each) for each in ("other_prefixes",) if each in top}
     given |= {each: read_map(top.table(each)) for each in _MAPS if each in top}
+    settings = tuple(given.get("blocks", ()))
     if base is not None:
         inherited = {each: getattr(base, each) for each in _INHERITED}
         given = {**inherited, **given, "blocks": {**base.blocks, **given.get("blocks", {})}}
@@ -132,6 +134,7 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
     )
     top.end()
     check_fields(top, family)
+    check_settings(top, family, settings)
     top.check_formulas(family.keys)
     return in_multimodal(family, classes) if classes else family
 

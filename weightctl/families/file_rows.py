@@ -51,6 +51,15 @@ _FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_F
 _LAYERS = re.compile(r"= all layers (but every|but the first of|from) (\d+|[a-z_]\w*)")
 
 
+def check_settings(top: FileTable, family: Family, settings: Iterable[str]) -> None:
+    """Check that no setting of `blocks` in a file is also read from a key in both conventions."""
+    read = {key.field for key in family.keys if key.hugging_face and key.gguf}
+    for name in settings:
+        if name in read:
+            reason = f"is read from a key, which replaces it: use `{name} = false` in [keys]"
+            top.fail(reason, "blocks", name)
+
+
 def check_fields(top: FileTable, family: Family) -> None:
     """Check that all fields that the rows name are fields of the config or of a key."""
     config, of_keys = load(family.config), {key.field for key in family.keys}
