@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from outcomes import Strikes
 
 
+# The calls that write of which kills are chosen: fewer than a long conversion has.
+_CALLS = 500
+
+
 @pytest.fixture(scope="module")
 def struck(scratch: Path) -> Generator[Strikes, None, None]:
     with strikes(scratch, begin_after=0) as running:
@@ -28,11 +32,13 @@ def struck(scratch: Path) -> Generator[Strikes, None, None]:
 
 
 def kill_at_random_moments(
-    kind: Kind, struck: Strikes, scratch: Path, moments: int, rows: int
+    kind: Kind, struck: Strikes, scratch: Path, moments: int, rows: int, calls: int = 0
 ) -> int:
     """Kill conversions at moments that are spread over a run; return how many were continued.
 
-    After each the same command is run again, whose output is that of an undisturbed run.
+    After each the same command is run again, whose output is that of an undisturbed run. `calls` is
+    the number of further kills before calls that write, which do not depend on how busy the machine
+    is.
     """
     place = scratch / "place"
     shutil.rmtree(place, ignore_errors=True)
@@ -49,11 +55,15 @@ def kill_at_random_moments(
     spans = [struck.run(*slowly).seconds for _ in range(3 if moments > 3 else 1)]
     chance = random.Random(kind.name)
     continued = 0
-    for part in range(moments):
+    for part in range(moments + calls):
         restore(place, kind)
         old = standing(place)
-        moment = statistics.median(spans) * (part + chance.random()) / moments
-        ended = struck.run(*slowly, number=signal.SIGKILL, seconds=moment)
+        if part < moments:
+            moment = statistics.median(spans) * (part + chance.random()) / moments
+            ended = struck.run(*slowly, number=signal.SIGKILL, seconds=moment)
+        else:
+            call = int(_CALLS * (part - moments + chance.random()) / calls) + 1
+            ended = struck.run(*slowly, number=signal.SIGKILL, calls="writes", call=call)
         assert ended.code in (0, -signal.SIGKILL), ended.errors
         if not kind.is_split:  # of a set, some files may have their names already
             assert standing(place) in (old, new)
@@ -81,4 +91,4 @@ def test_kill_9_at_some_moments_is_continued(kind: Kind, struck: Strikes, scratc
 def test_kill_9_at_many_random_moments_is_continued(
     kind: Kind, struck: Strikes, scratch: Path
 ) -> None:
-    assert kill_at_random_moments(kind, struck, scratch, 24, rows=8192) >= 2
+    assert kill_at_random_moments(kind, struck, scratch, 24, rows=8192, calls=8) >= 2
