@@ -13,6 +13,7 @@ import weightctl as api
 from commands import TINY
 from commands import run_command as weightctl
 from weightctl.errors import FormatError
+from weightctl.inspection import models
 from weightctl.storage.files import locate_model
 
 if TYPE_CHECKING:
@@ -101,6 +102,26 @@ def test_a_directory_with_several_models_is_a_table(home: Path) -> None:
     done = weightctl("ls", folder, "--flat", cwd=home)
     assert done.returncode == 2
     assert "a list of models only has the options" in done.stderr
+
+
+def test_directories_that_cannot_be_read_are_left_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = home / ".lmstudio/models/publisher/Tiny-GGUF"
+    for name in ("good", "denied"):
+        shutil.copytree(folder, home / "here" / name)
+    listed = models.list_names
+
+    def refuse(path: str) -> list[str]:
+        if path.endswith("denied"):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(models, "list_names", refuse)
+    done = weightctl("ls", cwd=home / "here")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "good/tiny-Q8_0.gguf" in done.stdout
+    assert "denied" not in done.stdout
 
 
 def test_an_empty_machine_has_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

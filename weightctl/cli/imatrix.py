@@ -21,7 +21,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def imatrix(
     *,
-    path: Annotated[str | None, typer.Argument(show_default=False, callback=options.locate)] = None,
+    path: Annotated[
+        str | None, typer.Argument(show_default=False, callback=options.locate_models)
+    ] = None,
     out: Annotated[str, typer.Option("--out", "-o", callback=options.locate_local)],
     text_file: options.InputFiles = None,
     chunks: options.AtLeastOne = None,

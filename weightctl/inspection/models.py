@@ -19,7 +19,7 @@ from weightctl.system.temporary import is_temporary
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.families.memory.caches import MemoryOptions
 
@@ -71,9 +71,10 @@ def list_directory(path: str, memory: int, options: MemoryOptions) -> ModelList:
 def find_models(directory: str) -> list[str]:
     """Return the names of the models in a directory, empty for one that is the whole directory.
 
-    A set of files is named by its first file. Directories with GGUF files are looked into.
+    A set of files is named by its first file. Directories with GGUF files are looked into. A
+    directory that cannot be read has no models.
     """
-    names = [name for name in list_names(directory) if not is_temporary(name)]
+    names = [name for name in _list_readable(directory) if not is_temporary(name)]
     if any(name in _USUAL or format_by_index(name) for name in names):
         return [""]
     found: list[str] = []
@@ -81,11 +82,18 @@ def find_models(directory: str) -> list[str]:
         if format_by_suffix(name) is not None:
             found += [name] if _is_first(name) else []
         elif is_directory(os.path.join(directory, name)) and "." not in name[:1]:
-            inner = list_names(os.path.join(directory, name))
+            inner = _list_readable(os.path.join(directory, name))
             found += [
                 f"{name}/{each}" for each in inner if each.endswith(".gguf") and _is_first(each)
             ]
     return found
+
+
+def _list_readable(directory: str) -> Sequence[str]:
+    try:
+        return list_names(directory)
+    except OSError:
+        return ()
 
 
 def _is_first(name: str) -> bool:
@@ -111,7 +119,7 @@ def _find_here() -> Iterator[str]:
     yield from (name or "." for name in below)
     if below == [""]:
         return
-    for name in list_names("."):
+    for name in _list_readable("."):
         if os.path.isdir(name) and find_models(name) == [""]:
             yield name
 
