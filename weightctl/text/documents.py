@@ -18,7 +18,7 @@ NOT_DOCUMENTED = {"is_documented": False}
 def to_document(value: Any, spell: Callable[[float], Any] = lambda _: None) -> Any:
     """Return a value as JSON has it: records are objects, and sequences are arrays.
 
-    The keys are the names of the fields. A field with an empty text is null. `spell` returns what
+    The keys are the names of the fields. An empty text in an object is null. `spell` returns what
     stands for a number that is not finite, by default null.
     """
     if isinstance(value, Enum):
@@ -28,14 +28,13 @@ def to_document(value: Any, spell: Callable[[float], Any] = lambda _: None) -> A
     if isinstance(value, float):
         return value if isfinite(value) else spell(value)
     members = _list_members(value)
+    if members is None and isinstance(value, Mapping):
+        members = dict(cast("Mapping[str, Any]", value))
     if members is not None:
         return {
             name: None if member == "" else to_document(member, spell)
             for name, member in members.items()
         }
-    if isinstance(value, Mapping):
-        named = cast("Mapping[str, Any]", value)
-        return {name: to_document(each, spell) for name, each in named.items()}
     return [to_document(each, spell) for each in cast("Iterable[Any]", value)]
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import OutputError
 from weightctl.system.registry import load
-from weightctl.text.untyped import is_sequence
+from weightctl.text.documents import to_document
 from weightctl.verify.checks import CHECKS
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.verify.figures import Divergence
-from weightctl.weights.metadata import as_json
+from weightctl.verify.figures import ForwardFigures
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -159,7 +156,7 @@ def _check(result: Result, seconds: float) -> dict[str, Any]:
         "problems": len(result.problems),
         "differences": len(result.differences),
         "notes": list(result.notes),
-        "figures": _make_plain(result.figures),
+        "figures": _make_figures(result.figures),
     }
 
 
@@ -174,18 +171,10 @@ def _make_problem(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _make_plain(figure: Any) -> Any:
-    """Return a figure of any type as JSON-compatible objects."""
-    if is_dataclass(figure):
-        found = {field.name: _make_plain(getattr(figure, field.name)) for field in fields(figure)}
-        if isinstance(figure, Divergence):
-            found["histogram"] = [
-                {"below": as_json(below), "positions": count} for below, count in figure.histogram
-            ]
-        return found
-    if isinstance(figure, Mapping):
-        named = cast("Mapping[str, Any]", figure)
-        return {name: _make_plain(each) for name, each in named.items()}
-    if is_sequence(figure):
-        return [_make_plain(each) for each in figure]
-    return None if figure == "" else as_json(figure)
+def _make_figures(figures: object) -> Any:
+    document = to_document(figures, str)
+    if isinstance(figures, ForwardFigures) and figures.divergence is not None:
+        divergence = document["divergence"]
+        bins = divergence["histogram"]
+        divergence["histogram"] = [{"below": below, "positions": count} for below, count in bins]
+    return document
