@@ -20,6 +20,7 @@ __all__ = [
     "NonFiniteError",
     "OutputError",
     "ShardingError",
+    "SourceWarning",
     "StateDictError",
     "TensorSplitError",
     "TokenizerError",
@@ -206,3 +207,7 @@ class StateDictError(WeightctlError, ValueError):
 
 class OutputError(WeightctlError, OSError):
     """The target cannot be written, or must not be overwritten."""
+
+
+class SourceWarning(UserWarning):
+    """A file is read from another place than the one that was asked for."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from commands import TINY
-from commands import run_command as weightctl
+from commands import TINY, list_completions
 from each import each, usual
 from terminal import STARTS, Shell
 from weightctl import convert
@@ -63,23 +62,11 @@ def test_a_shell_shows_no_error_for_a_checkpoint_that_is_damaged(shell: Shell) -
     assert "rror" not in shown
 
 
-def completed(folder: Path, typed: str) -> list[str]:
-    done = weightctl(
-        cwd=folder,
-        _WEIGHTCTL_COMPLETE="complete_bash",
-        COMP_WORDS=typed,
-        COMP_CWORD=str(typed.count(" ")),
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
 def test_recipes_and_types_are_offered_in_the_case_that_is_typed(folder: Path) -> None:
-    assert completed(folder, "weightctl convert a b --quant q4_k") == [
+    assert list_completions(folder, "weightctl convert a b --quant q4_k") == [
         "q4_k_s", "q4_k_m", "q4_k",
     ]  # fmt: skip
-    assert completed(folder, "weightctl convert a b --dtype bf") == ["bf16"]
+    assert list_completions(folder, "weightctl convert a b --dtype bf") == ["bf16"]
 
 
 @each(
@@ -93,7 +80,7 @@ def test_recipes_and_types_are_offered_in_the_case_that_is_typed(folder: Path) -
     ],
 )
 def test_values_of_an_option_are_offered(typed: str, offered: str, folder: Path) -> None:
-    assert completed(folder, f"weightctl {typed}") == [offered]
+    assert list_completions(folder, f"weightctl {typed}") == [offered]
 
 
 def test_many_tensors_are_offered_one_level_at_a_time(tmp_path: Path) -> None:
@@ -102,11 +89,11 @@ def test_many_tensors_are_offered_one_level_at_a_time(tmp_path: Path) -> None:
     arrays = {f"layers.{layer}.{name}": np.zeros(1, "f4") for layer in range(80) for name in "ab"}
     convert({**arrays, "head": np.zeros(1, "f4")}, tmp_path / "many.safetensors")
     line = "weightctl ls many.safetensors --include "
-    assert completed(tmp_path, line) == ["head", "layers.*"]
-    offered = completed(tmp_path, f"{line}layers.")
+    assert list_completions(tmp_path, line) == ["head", "layers.*"]
+    offered = list_completions(tmp_path, f"{line}layers.")
     assert offered[:2] == ["layers.0.*", "layers.1.*"]
     assert len(offered) == 80
-    assert completed(tmp_path, f"{line}layers.79.") == ["layers.79.a", "layers.79.b"]
+    assert list_completions(tmp_path, f"{line}layers.79.") == ["layers.79.a", "layers.79.b"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +107,7 @@ def test_many_tensors_are_offered_one_level_at_a_time(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_completed_is_neither_offered_nor_an_error(folder: Path, typed: str) -> None:
-    assert completed(folder, typed) == []
+    assert list_completions(folder, typed) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import weightctl as api
-from commands import TINY
+from commands import TINY, list_completions
 from commands import run_command as weightctl
 from weightctl.errors import FormatError
 from weightctl.inspection import models
@@ -181,3 +181,26 @@ def test_modelscope_is_named_as_unsupported() -> None:
     with pytest.raises(FormatError, match="modelscope:// is not supported") as caught:
         api.open_weights("modelscope://org/name")
     assert "modelscope download" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("org", ["org/tiny"]),
+        ("tiny:", ["tiny:1b"]),
+        ("pub", ["publisher/Tiny-GGUF"]),
+        ("", ["org/tiny", "tiny:1b", "publisher/Tiny-GGUF"]),
+        ("here/", []),
+    ],
+)
+def test_a_shell_offers_the_names_of_models(home: Path, typed: str, offered: list[str]) -> None:
+    (home / "here/here").mkdir()
+    (home / "here/here/model.gguf").touch()
+    if not typed:
+        shutil.rmtree(home / "here/here")
+    assert list_completions(home / "here", f"weightctl convert {typed}") == offered
+
+
+def test_a_path_comes_before_the_name_of_a_model(home: Path) -> None:
+    (home / "here/organs.gguf").touch()
+    assert list_completions(home / "here", "weightctl ls org") == []

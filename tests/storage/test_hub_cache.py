@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from huggingface_hub import hf_hub_download
 
+from commands import run_command
 from hub_fixtures import MODEL
 from weightctl import open_weights
-from weightctl.errors import MissingFileError
+from weightctl.errors import MissingFileError, SourceWarning
 from weightctl.storage.files import list_names, open_reader
+from weightctl.storage.remote.hub import HubStore
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -144,3 +146,47 @@ def test_a_reference_that_is_not_a_commit_is_not_followed(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(MissingFileError, match="is not in the cache"):
         list_names(URL)
+
+
+def test_without_a_network_a_model_is_read_from_the_cache_with_a_warning(
+    hub_model: HubServer, no_hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(hub_model, no_hub)
+    commit = hub_model.repositories[MODEL].refs["main"]
+    monkeypatch.setattr("weightctl.storage.remote.hub._PATIENCE", 0.2)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.warns(SourceWarning) as warned:
+        assert len(header_of(open_weights(URL)).tensors) == 30
+    (only,) = warned
+    assert str(only.message) == (
+        f"{URL}: the Hugging Face Hub did not answer within 0.2 seconds; the model is read from "
+        f"the cache, at commit {commit[:7]}, which may not be the newest"
+    )
+    with pytest.raises(MissingFileError, match=r"is not in the cache .* did not answer"):
+        open_reader(f"{URL}/config.json")
+    monkeypatch.setattr("weightctl.storage.location._STORES", {})
+    done = run_command("ls", URL)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"warning: {URL}: the Hugging Face Hub did not answer")
+
+
+def test_a_refusal_of_the_hub_is_not_hidden_by_the_cache(
+    hub_model: HubServer, no_hub: Path
+) -> None:
+    download(hub_model, no_hub)
+    del hub_model.repositories[MODEL]
+    with pytest.raises(MissingFileError, match="does not exist"):
+        open_weights(URL)
+
+
+def test_what_is_written_follows_what_the_hub_has_and_not_the_cache(
+    hub_model: HubServer, no_hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download(hub_model, no_hub)
+    monkeypatch.setattr("weightctl.storage.remote.hub._PATIENCE", 0.0)
+    store = HubStore()
+    with pytest.warns(SourceWarning):
+        assert [*store.list_names(URL)] == ["model.safetensors"]
+    found = store.find_commit(URL)
+    assert found is not None
+    assert "config.json" in found.files

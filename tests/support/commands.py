@@ -61,6 +61,19 @@ def run_command(
     return run_here(_run_main, words, cwd, environment, is_merged=is_merged)
 
 
+def list_completions(folder: Path, typed: str) -> list[str]:
+    """Return what weightctl offers to a shell for a line."""
+    done = run_command(
+        cwd=folder,
+        _WEIGHTCTL_COMPLETE="complete_bash",
+        COMP_WORDS=typed,
+        COMP_CWORD=str(typed.count(" ")),
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
 def run_program(path: Path, **environment: str) -> Completed:
     """Run a Python file in this process, in its folder; stdout has both streams."""
 

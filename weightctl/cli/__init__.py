@@ -225,13 +225,14 @@ def main() -> NoReturn:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under `nohup`
             signal.signal(number, _end)
     # Modules are imported before files are opened: at the limit of open files, imports fail too.
-    from weightctl.cli.render import complain
+    from weightctl.cli.render import complain, show_warnings
 
     if os.environ.get(_COMPLETES):
         _complete()
     words = [_hide_secrets(word) for word in sys.argv[1:]]
     try:
-        code = app(words, prog_name="weightctl", standalone_mode=False)
+        with show_warnings():
+            code = app(words, prog_name="weightctl", standalone_mode=False)
     except _CallError as error:
         from weightctl.cli.usage import explain_call_error  # only on an error
 

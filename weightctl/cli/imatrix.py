@@ -21,9 +21,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def imatrix(
     *,
-    path: Annotated[
-        str | None, typer.Argument(show_default=False, callback=options.locate_models)
-    ] = None,
+    path: Annotated[str | None, options.MODEL] = None,
     out: Annotated[str, typer.Option("--out", "-o", callback=options.locate_local)],
     text_file: options.InputFiles = None,
     chunks: options.AtLeastOne = None,

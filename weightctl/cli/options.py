@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import suppress
 from enum import Enum
+from glob import escape, glob
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 _MOST_NAMES = 60
 # The arguments of commands that are checkpoints to read.
 _INPUTS = ("path", "paths", "first", "second")
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Return the names of models on this machine; nothing if a path begins with what is typed.
+
+    A shell then offers paths.
+    """
+    if glob(f"{escape(os.path.expanduser(incomplete))}*"):
+        return []
+    from weightctl.storage.local_models import list_local_models
+
+    return [model.name for model in list_local_models()]
 
 
 def complete_checks() -> list[str]:
@@ -177,8 +190,9 @@ def _forget_credentials(wanted: bool) -> bool:
 
 
 # What a parameter is for is in the pages of help (`weightctl.cli.help`).
-Path = Annotated[str, typer.Argument(callback=locate_models)]
-Models = Annotated[list[str] | None, typer.Argument(callback=locate_models, show_default=False)]
+MODEL = typer.Argument(callback=locate_models, autocompletion=complete_models, show_default=False)
+Path = Annotated[str, MODEL]
+Models = Annotated[list[str] | None, MODEL]
 LocalPath = Annotated[str, typer.Argument(callback=locate_local)]
 InputFile = Annotated[str | None, typer.Option(callback=locate)]
 InputFiles = Annotated[list[str] | None, typer.Option(callback=locate)]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
+import warnings
+from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.progress import erase_phase
-from weightctl.errors import OutputError, WeightctlError
+from weightctl.errors import OutputError, SourceWarning, WeightctlError
 from weightctl.text.columns import width, wrap_text
 from weightctl.text.wording import list_ranges, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     from weightctl.split import Sharding
     from weightctl.weights.info import Header
@@ -241,6 +242,24 @@ def show_notes(texts: Iterable[str], *, quiet: bool) -> None:
 def warn(text: str) -> None:
     """Print a warning on stderr."""
     _show_message(Cell("warning: "), [text])
+
+
+@contextmanager
+def show_warnings() -> Generator[None, None, None]:
+    """Print warnings about sources as other warnings of weightctl are printed."""
+
+    def show(
+        message: Warning | str, category: type[Warning], name: str, line: int, *_: Any
+    ) -> None:
+        if issubclass(category, SourceWarning):
+            warn(str(message))
+        else:
+            sys.stderr.write(warnings.formatwarning(message, category, name, line))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SourceWarning)
+        warnings.showwarning = show
+        yield
 
 
 def complain(error: WeightctlError | OSError, *, as_json: bool = False) -> None:

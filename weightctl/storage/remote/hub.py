@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from obstore import exceptions
 from obstore.store import HTTPStore
 
-from weightctl.errors import MissingFileError
+from weightctl.errors import FormatError, MissingFileError, SourceWarning
 from weightctl.storage.files import open_reader
 from weightctl.storage.local import FileReader
 from weightctl.storage.local_models import find_commit, find_repository, is_commit
@@ -91,19 +92,22 @@ def read_snapshot(place: HubPath, url: str) -> tuple[str, dict[str, int]]:
 
 
 def explain_missing(place: HubPath, url: str, what: str) -> MissingFileError:
-    """Return the error for `what`, which is not in the cache, if requests are forbidden."""
+    """Return the error for `what`, which is not in the cache, if only the cache can be read."""
     variable = offline_variable()
     option = "" if place.revision == MAIN else f" --revision {place.revision}"
     command = f"hf download {place.repository}{option}"
     return MissingFileError(
-        url, None, f"{what} is not in the cache of the Hugging Face Hub, and {variable} allows no "
-        "requests",
-        hint=f"unset {variable}, or download it first: `{command}`",
+        url, None, f"{what} is not in the cache of the Hugging Face Hub, and "
+        + (f"{variable} allows no requests" if variable else "the Hub did not answer"),
+        hint=f"{f'unset {variable}' if variable else 'check the network connection'}, or download "
+        f"it first: `{command}`",
     )  # fmt: skip
 
 
 # Paths with more directories are ignored, since they would make listings large.
 _DEEPEST = 32
+# If the cache has the revision, the Hub has this number of seconds to answer.
+_PATIENCE = 2.0
 
 
 class _ListedFile(NamedTuple):
@@ -122,6 +126,8 @@ class HubCommit(NamedTuple):
     commit: str
     directories: Mapping[str, Mapping[str, RemoteEntry]]
     is_gated: bool = False
+    # Whether the files are those in the cache, which may not be all.
+    is_cached: bool = False
 
     @property
     def files(self) -> dict[str, RemoteObject]:
@@ -144,7 +150,8 @@ class HubStore(RemoteStore):
 
     The first request for a revision returns its commit, with all files and their sizes. All files
     are then read from this commit, until `refresh` removes it. Files that the Hub's tools have
-    downloaded are read from their cache.
+    downloaded are read from their cache. If the cache has the revision and the Hub does not answer,
+    the commit is that of the cache, with a `SourceWarning`.
     """
 
     _changes = False
@@ -169,11 +176,14 @@ class HubStore(RemoteStore):
     def find_commit(self, url: str) -> HubCommit | None:
         """Return the files of a model at a revision; None if the model does not exist.
 
-        Raises `FormatError` if the revision does not exist, or if a request fails.
+        The files are those that the Hub has, and not those in the cache. Raises `FormatError` if
+        the revision does not exist, or if a request fails.
         """
         place = parse_hub_url(url)
         try:
-            return self._commit_of(url, place)
+            found = self._commit_of(url, place)
+            is_newest = not found.is_cached or offline_variable()
+            return found if is_newest else _request_commit(url, place)
         except MissingFileError:
             # If another branch does not exist, the model may still exist.
             if place.revision != MAIN:
@@ -181,8 +191,10 @@ class HubStore(RemoteStore):
             return None
 
     def open(self, path: str) -> Reader:
-        if offline_variable() and self._find(path) is None:
-            raise explain_missing(parse_hub_url(path), path, "it")
+        place = parse_hub_url(path)
+        commit = self._commit_of(path, place)
+        if commit.is_cached and commit.find(place.path) is None:
+            raise explain_missing(place, path, "it")
         return super().open(path)
 
     def _find(self, path: str) -> RemoteEntry | None:
@@ -207,7 +219,7 @@ class HubStore(RemoteStore):
         key = (endpoint(), place.repository, place.revision)
         with self._lock:
             if key not in self._commits:
-                self._commits[key] = _request_commit(url, place)
+                self._commits[key] = _find_commit(url, place)
             return self._commits[key]
 
     def _open(self, path: str, known: RemoteObject) -> Reader:
@@ -252,11 +264,50 @@ def _open_commit(hub: str, repository: str, commit: str, token: str, below: str)
     return HTTPStore.from_url(url, client_options=options, retry_config=NO_RETRIES)
 
 
-def _request_commit(url: str, place: HubPath) -> HubCommit:
+def _find_commit(url: str, place: HubPath) -> HubCommit:
+    """Return the commit that the Hub has, or the one in the cache if the Hub does not answer."""
     if offline_variable():
-        commit, sizes = read_snapshot(place, url)
-        found = {path: RemoteObject(size) for path, size in sizes.items()}
-        return HubCommit(place.repository, commit, _in_directories(found))
+        return _read_commit(url, place)
+    commit = find_commit(find_repository(place.repository), place.revision)
+    if not commit or _read_commit(url, place).find(place.path) is None:
+        return _request_commit(url, place)
+    answers: list[HubCommit | Exception] = []
+
+    def request() -> None:
+        try:
+            answers.append(_request_commit(url, place))
+        except Exception as error:  # noqa: BLE001  # raised below, in the thread that waits
+            answers.append(error)
+
+    # Finding the address of a host has no limit of time, so that a thread is needed.
+    thread = Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    answer = answers[0] if answers else None
+    if isinstance(answer, HubCommit):
+        return answer
+    is_refused = not (isinstance(answer, FormatError) and isinstance(answer.__cause__, OSError))
+    if answer is not None and is_refused:
+        raise answer
+    reason = f"did not answer within {_PATIENCE:g} seconds" if answer is None else "was not reached"
+    warnings.warn(
+        f"{url}: the Hugging Face Hub {reason}; the model is read from the cache, at commit "
+        f"{commit[:7]}, which may not be the newest",
+        SourceWarning,
+        stacklevel=2,
+    )
+    return _read_commit(url, place)
+
+
+def _read_commit(url: str, place: HubPath) -> HubCommit:
+    """Return the commit in the cache; raises `MissingFileError` if the cache does not have it."""
+    commit, sizes = read_snapshot(place, url)
+    found = {path: RemoteObject(size) for path, size in sizes.items()}
+    return HubCommit(place.repository, commit, _in_directories(found), is_cached=True)
+
+
+def _request_commit(url: str, place: HubPath) -> HubCommit:
+    """Return the commit that the Hub has; raises `FormatError` if a request fails."""
     route = f"{place.repository}/revision/{quote_segment(place.revision)}?blobs=true"
     document = ask_hub(route, place, url)
     if not is_object(document) or not is_commit(document.get("sha")):
