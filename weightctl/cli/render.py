@@ -8,7 +8,7 @@ import sys
 import warnings
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, SourceWarning, WeightctlError
@@ -17,6 +17,7 @@ from weightctl.text.wording import list_ranges, printable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
+    from typing import TextIO
 
     from weightctl.split import Sharding
     from weightctl.weights.info import Header
@@ -248,13 +249,19 @@ def warn(text: str) -> None:
 def show_warnings() -> Generator[None, None, None]:
     """Print warnings about sources as other warnings of weightctl are printed."""
 
-    def show(
-        message: Warning | str, category: type[Warning], name: str, line: int, *_: Any
+    def show(  # noqa: PLR0917  # the signature of the library
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
     ) -> None:
         if issubclass(category, SourceWarning):
             warn(str(message))
         else:
-            sys.stderr.write(warnings.formatwarning(message, category, name, line))
+            text = warnings.formatwarning(message, category, filename, lineno, line)
+            (file or sys.stderr).write(text)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", SourceWarning)
