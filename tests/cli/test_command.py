@@ -361,3 +361,18 @@ def test_every_text_of_a_page_is_about_a_parameter() -> None:
     for name, params in known.items():
         page = tomllib.loads((PAGES / f"{name}.toml").read_text())
         assert page.get("parameters", {}).keys() <= params, name
+
+
+def test_show_prints_the_tensors_that_a_pattern_matches(tmp_path: Path) -> None:
+    done = weightctl("show", TINY, "*.[0-1].*q_proj*", ":2, :2", "--json")
+    documents = [json.loads(line) for line in done.stdout.splitlines()]
+    names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in (0, 1)]
+    assert [each["name"] for each in documents] == names
+    assert [each["selected"] for each in documents] == [[2, 2], [2, 2]]
+    one = tmp_path / "one.npy"
+    refused = weightctl("show", TINY, "*norm*", "--npy", one)
+    assert (refused.returncode, one.exists()) == (2, False)
+    assert "7 tensors match `*norm*`, and --npy writes one" in refused.stderr
+    assert weightctl("show", TINY, "model.no*", "--npy", one).returncode == 0
+    assert one.exists()
+    assert "no tensor matches `*absent*`" in weightctl("show", TINY, "*absent*").stderr

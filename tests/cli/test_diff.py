@@ -18,7 +18,7 @@ from build import safetensors_of
 from commands import TINY
 from commands import run_command as weightctl
 from terminal import on_a_terminal
-from weightctl import Plan, WeightData, open_weights
+from weightctl import Plan, WeightData, diff, open_weights
 from weightctl.cli import app
 from weightctl.errors import WeightctlError
 from weightctl.weights.from_arrays import as_checkpoint
@@ -164,6 +164,28 @@ def test_a_note_says_where_no_name_is_in_both(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "A and B have no tensor name in common" in done.stderr
     assert "in common" not in weightctl("diff", tmp_path / "small", tmp_path / "small").stderr
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_names_with_a_prefix_are_paired_without_it(values: bool) -> None:
+    stored = {f"layers.{layer}.weight": np.ones((2, 3), "f4") for layer in range(4)}
+    wrapped = {f"module.{name}": array for name, array in stored.items()}
+    wrapped["module.layers.2.weight"] = np.zeros((2, 3), "f4")
+    wrapped["module.step"] = wrapped.pop("module.layers.3.weight")
+    for first, second, of in ((stored, wrapped, "B"), (wrapped, stored, "A")):
+        found = diff(first, second, hashes=not values, values=values)
+        assert found.paired == f"by names, without the prefix `module.` of {of}"
+        pairs = {(each.name, each.second_name): each.of for each in found.differences}
+        plain, prefixed = "layers.2.weight", "module.layers.2.weight"
+        assert pairs == {
+            (plain, prefixed) if of == "B" else (prefixed, plain): (
+                "values" if values else "bytes",
+            ),
+            ("layers.3.weight", None if of == "B" else "layers.3.weight"): (),
+            ("module.step", "module.step" if of == "B" else None): (),
+        }
+    part = diff(stored, wrapped, include="*.2.*", hashes=True)
+    assert [each.second_name for each in part.differences] == ["module.layers.2.weight"]
 
 
 def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:

@@ -224,6 +224,11 @@ def test_color_is_for_terminals_that_want_it() -> None:
     assert "\x1b[" in on_a_terminal(80, "ls", "nowhere")
     assert "\x1b[" not in on_a_terminal(80, "ls", "nowhere", NO_COLOR="1")
     assert "\x1b[" not in on_a_terminal(80, "ls", "nowhere", TERM="dumb")
+    assert "\x1b[" not in on_a_terminal(80, "ls", TINY, "--color", "never", FORCE_COLOR="1")
+    assert "\x1b[" in on_a_terminal(80, "ls", TINY, "--color", "always", NO_COLOR="1")
+    assert "\x1b[" in weightctl("ls", TINY, FORCE_COLOR="1").stdout
+    assert "\x1b[" in weightctl("ls", "nowhere", "--color", "always").stderr
+    assert "is not one of" in weightctl("ls", TINY, "--color", "red").stderr
     for options in ([], ["--flat"], ["-l"], ["--hash"], ["--meta"], ["--json"]):
         done = weightctl("ls", TINY, *options)
         assert "\x1b" not in done.stdout + done.stderr

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 Completed = subprocess.CompletedProcess[str]
 # The width that tests see, where they do not set another.
-_SURROUNDINGS = {"COLUMNS": "100"}
+_SURROUNDINGS = {"COLUMNS": "100", "FORCE_COLOR": ""}
 
 
 def start_command(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> Completed:
@@ -112,7 +112,7 @@ def run_on_terminal(
         patch.dict(os.environ, {"TERM": "xterm-256color"} | environment),
         open(terminal, "r+b", buffering=0, closefd=False) as stream,
     ):
-        for name in {"NO_COLOR", "COLUMNS"} - environment.keys():
+        for name in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"} - environment.keys():
             os.environ.pop(name, None)
         return _run_with(_run_main, words, cwd, stream, stream, stream)
 

@@ -49,6 +49,8 @@ COMMANDS: dict[str, str] = {
     "tasks": "weightctl.cli.tasks:app",
 }
 
+_COLORS = ("auto", "always", "never")
+
 # The commands that recognize model families.
 _RECOGNIZING = {"ls", "stat", "diff", "convert", "imatrix", "merge", "extract", "shard", "check",
                 "verify", "tasks"}  # fmt: skip
@@ -117,7 +119,32 @@ def _make_command(name: str, reference: str) -> Any:
     command.name = name
     if name in _RECOGNIZING:
         command.params.append(_family_option())
+    command.params.append(_color_option())
     return command
+
+
+def _color_option() -> Any:
+    """Return the option for colors, which all commands have."""
+
+    def choose(ctx: Any, _: Any, when: str) -> None:
+        if when not in _COLORS and not ctx.resilient_parsing:
+            raise typer.BadParameter(f"`{when}` is not one of {', '.join(_COLORS)}")
+        if when != "auto" and not ctx.resilient_parsing:
+            from weightctl.cli.render import set_colors
+
+            set_colors(always=when == "always")
+
+    return typer.core.TyperOption(
+        param_decls=["--color"],
+        is_eager=True,
+        expose_value=False,
+        callback=choose,
+        autocompletion=lambda: [*_COLORS],
+        default="auto",
+        show_default=False,
+        metavar="WHEN",
+        help="Use colors: auto (on a terminal), always or never.",
+    )
 
 
 def _family_option() -> Any:

@@ -192,13 +192,24 @@ def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
 
 def format_lines(lines: Iterable[Sequence[Cell]]) -> str:
     """Return lines as text, with color codes if stdout supports them."""
-    if is_terminal() and not _colors_refused():
+    if _has_colors(sys.stdout):
         return "".join("".join(map(_color_text, line)).rstrip() + "\n" for line in lines)
     return "".join("".join(cell[0] for cell in line).rstrip() + "\n" for line in lines)
 
 
-def _colors_refused() -> bool:
-    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+def set_colors(*, always: bool) -> None:
+    """Let this process, and those that it starts, always use colors, or never."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        os.environ.pop(name, None)
+    os.environ["FORCE_COLOR" if always else "NO_COLOR"] = "1"
+
+
+def _has_colors(stream: TextIO) -> bool:
+    """Whether a stream is written in color (https://no-color.org, https://force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    is_terminal = bool(stream) and stream.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(os.environ.get("FORCE_COLOR")) or is_terminal
 
 
 def _color_text(cell: Cell) -> str:
@@ -297,7 +308,7 @@ def _show_message(head: Cell, lines: Sequence[str]) -> None:
         first = "" if number == 0 else "  "
         wrapped = [line] if room is None else wrap_text(line, max(room - len(indent), _LEAST))
         shown.append(first + f"\n{indent}".join(wrapped))
-    colored = _color_text(head) if room and not _colors_refused() else head.text
+    colored = _color_text(head) if _has_colors(sys.stderr) else head.text
     with suppress(OSError):  # stderr may be closed
         sys.stderr.write(colored + "\n".join(shown) + "\n")
         sys.stderr.flush()

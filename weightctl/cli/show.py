@@ -24,6 +24,7 @@ from weightctl.cli.render import (
 from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
 from weightctl.inspection.contents import Contents
+from weightctl.text.patterns import PATTERN, select_names
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def show(
     source_format: options.From = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Print the values of a tensor as NumPy does.
+    """Print the values of a tensor as NumPy does, or of all tensors that a pattern matches.
 
     Quantized weights are decoded. Values of types that NumPy does not have, such as bfloat16, are
     printed as float32. Long arrays are abbreviated, except with --json and --npy.
@@ -66,21 +67,41 @@ def show(
         from weightctl.write.targets import check_new_file
 
         check_new_file(npy, "--npy", header_of(weights).files, force=force)
-    tensor = _find_tensor(contents, name)
     from weightctl.values import parse_selection, read_selection
 
-    values = read_selection(tensor, parse_selection(index, tensor.info.shape))
-    if npy is not None:
-        _write_npy(npy, values, force=force)
-    if as_json:
-        document = _document(path, tensor.info, values, with_values=npy is None)
-        show_document(document)
-    elif npy is None:
-        if not quiet:
-            show_table([[Cell(tensor.info.name, "bold"), *_describe(tensor.info)]])
-        show_text(_format_values(values) + "\n")
-    elif not quiet:
-        show_lines([[Cell(f"{npy}: {shape_text(values.shape)} {values.dtype}")]])
+    names = _list_names(contents, name)
+    if npy is not None and len(names) > 1:
+        raise WeightctlError(
+            f"{len(names)} tensors match `{name}`, and --npy writes one",
+            hint=f"`weightctl convert {path} tensors.npz --include '{name}'` writes several",
+        )
+    for each in names:
+        tensor = _find_tensor(contents, each)
+        values = read_selection(tensor, parse_selection(index, tensor.info.shape))
+        if npy is not None:
+            _write_npy(npy, values, force=force)
+        if as_json:
+            document = _document(path, tensor.info, values, with_values=npy is None)
+            show_document(document)
+        elif npy is None:
+            if not quiet:
+                show_table([[Cell(tensor.info.name, "bold"), *_describe(tensor.info)]])
+            show_text(_format_values(values) + "\n")
+        elif not quiet:
+            show_lines([[Cell(f"{npy}: {shape_text(values.shape)} {values.dtype}")]])
+
+
+def _list_names(contents: Contents, name: str) -> list[str]:
+    """Return the tensors that a pattern matches; the text itself, if it is not a pattern."""
+    known = {*contents.entries, *contents.tensors, *contents.aliases}
+    if name in known or not PATTERN.intersection(name):
+        return [name]
+    found = select_names(contents.entries, [name]) or sorted(select_names(known, [name]))
+    if not found:
+        raise WeightctlError(
+            f"no tensor matches `{name}`", hint="`weightctl ls --flat` lists the names"
+        )
+    return found
 
 
 def _describe(info: TensorInfo) -> tuple[Cell, Cell]:

@@ -10,6 +10,7 @@ from weightctl.errors import WeightctlError
 from weightctl.families.mlx import is_mlx
 from weightctl.inspection.comparison import compare
 from weightctl.inspection.contents import read_contents
+from weightctl.inspection.prefixes import drop_prefix, find_prefix, restore_prefix
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.weights.tree import header_of, source_of
 
@@ -125,7 +126,7 @@ def compare_contents(
     """Compare two checkpoints with their paths; `hashed` computes digests, if bytes are compared.
 
     Tensors are paired by equal names, or by the names of their family if values are compared, or if
-    most names differ.
+    most names differ. If all names of one checkpoint have a prefix, they are paired without it.
     """
     found = _compare(first, second, hashed, progress, values=values)
     compared = ["shape", "values" if values else "encoding", *(["bytes"] if hashed else [])]
@@ -158,17 +159,23 @@ def _compare(
         # This import loads NumPy.
         from weightctl.inspection.paired import PairedTensors, compare_bytes, compare_values
 
+        paired, prefix = None, find_prefix(ours, theirs)
         try:
             paired = PairedTensors(ours, theirs, (first[0], second[0]))
         except WeightctlError:
             # Shapes and encodings can be compared even if weights cannot be decoded.
-            if values:
+            if values and not prefix:
                 raise
-        else:
-            if values:
-                return compare_values(paired, progress)
-            if paired.is_by_family:
-                return compare_bytes(paired, progress, with_bytes=hashed is not None)
+        if prefix and not (paired and paired.is_by_family):
+            side, text = prefix
+            sides = [first, second]
+            sides[side] = (sides[side][0], drop_prefix(sides[side][1], text))
+            found = _compare(sides[0], sides[1], hashed, progress, values=values)
+            return restore_prefix(found, (ours, theirs)[side], side, text)
+        if values and paired:
+            return compare_values(paired, progress)
+        if paired and paired.is_by_family:
+            return compare_bytes(paired, progress, with_bytes=hashed is not None)
     return compare(ours, theirs, hashed)
 
 

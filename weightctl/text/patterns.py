@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # `[0-27]` or `[0-2,14]`. With single digits, brackets match one of these characters, as in a shell;
 # so does `[10]`, which a listing never shows.
 _NUMBERS = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
+# The characters that make a text a pattern.
+PATTERN = frozenset("*?[")
 _MOST_NUMBERS = 100_000
 _LONGEST = 80
 

@@ -11,7 +11,7 @@ from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.scan import MADE_UP, PickleNames
 from weightctl.formats.pytorch.constructors import is_allowed
 from weightctl.storage.files import read_start
-from weightctl.text.patterns import select_names
+from weightctl.text.patterns import PATTERN, select_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,6 @@ _LAYERS = re.compile(
     r"|leaky_relu|log_softmax|logsigmoid|mish|relu|relu6|selu|sigmoid|silu|softmax|softplus"
     r"|softsign|tanh)"
 )
-_WILDCARDS = frozenset("*?[")
 _LARGEST_FILE = 1 << 20
 
 
@@ -97,7 +96,7 @@ class AllowList:
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         given = [*patterns]
-        self._exact = frozenset(each for each in given if _WILDCARDS.isdisjoint(each))
+        self._exact = frozenset(each for each in given if PATTERN.isdisjoint(each))
         self._globs = [each for each in given if each not in self._exact]
         # Raises an error for an invalid pattern before any file is opened.
         select_names([], self._globs)

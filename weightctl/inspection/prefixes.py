@@ -1,0 +1,77 @@
+"""Pairs the names of two checkpoints if one has a prefix, such as `module.`, in all names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from glob import escape
+from typing import TYPE_CHECKING
+
+from weightctl.inspection.contents import Contents
+from weightctl.plan.rename import make_renaming, rename
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from weightctl.inspection.comparison import Comparison, Difference
+
+# The number of names in which a prefix is looked for.
+_SAMPLED = 20
+
+
+def find_prefix(first: Contents, second: Contents) -> tuple[int, str] | None:
+    """Return the checkpoint (0 or 1) that has a prefix before the other's names, and the prefix.
+
+    Without it, at least half of the smaller checkpoint's names are also in the other. Returns None
+    if no prefix does this.
+    """
+    names = [{*header_of(each.weights).tensors} for each in (first, second)]
+    if 2 * len(names[0] & names[1]) >= min(map(len, names)):
+        return None
+    for side, other in ((1, 0), (0, 1)):
+        sample = sorted(names[other])[:: max(1, len(names[other]) // _SAMPLED)]
+        found = Counter(
+            each.removesuffix(name)
+            for name in sample
+            for each in names[side]
+            if each.endswith(f".{name}")
+        )
+        for prefix, _ in found.most_common(1):
+            shared = sum(f"{prefix}{name}" in names[side] for name in names[other])
+            if 2 * shared >= min(map(len, names)):
+                return side, prefix
+    return None
+
+
+def drop_prefix(contents: Contents, prefix: str) -> Contents:
+    """Return the listed tensors with names that do not have a prefix.
+
+    Raises `ConversionError` if two tensors would get the same name.
+    """
+    renamed = rename(contents.weights, [make_renaming(f"^{re.escape(prefix)}", "")])
+    if len(contents.entries) == contents.count:
+        return Contents(renamed)
+    listed = [*contents.entries, *contents.tensors, *contents.aliases]
+    return Contents(renamed, [escape(name.removeprefix(prefix)) for name in listed])
+
+
+def restore_prefix(
+    comparison: Comparison, contents: Contents, side: int, prefix: str
+) -> Comparison:
+    """Return a comparison with the names that the checkpoint itself has."""
+    header = header_of(contents.weights)
+    names = {name.removeprefix(prefix): name for name in (*header.aliases, *header.tensors)}
+    names |= {name.removeprefix(prefix): name for name in contents.entries}
+
+    def restore(difference: Difference) -> Difference:
+        name, second_name = difference.name, difference.second_name
+        is_of_second = difference.first is None
+        if side == 1:
+            second_name = names.get(second_name, second_name) if second_name else second_name
+            return difference._replace(
+                name=names.get(name, name) if is_of_second else name, second_name=second_name
+            )
+        return difference if is_of_second else difference._replace(name=names.get(name, name))
+
+    restored = map(restore, comparison.differences.values())
+    how = f"{comparison.how or 'by names'}, without the prefix `{prefix}` of {'AB'[side]}"
+    return comparison._replace(differences={each.name: each for each in restored}, how=how)
