@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,7 @@ PLAYED = [name for name, path in PAGES.items() if has_examples(path.read_text())
 # Every command of this page fails, and no command of other pages does.
 TROUBLE = "docs/troubleshooting.md"
 # These pages quantize and run whole models, for minutes.
-LONG = {"README.md", "docs/quantization.md", "docs/imatrix.md"}
+LONG = {"docs/walkthrough.md", "docs/quantization.md", "docs/imatrix.md"}
 PROCESSES = "docs/python.md"  # has a program with several processes
 SCRIPT = "run `python tests/test_docs.py`"
 
@@ -132,6 +133,13 @@ def test_the_site_is_built_without_warnings_and_loads_nothing_from_a_network(
     for page in tmp_path.rglob("*.html"):
         found = [link for link in loads.findall(page.read_text()) if "canonical" not in link]
         assert found == [], page.name
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = re.findall(r"^\| `(\w+)` \|", (DOCS / "install.md").read_text(), re.MULTILINE)
+    # These two are for people who change weightctl.
+    assert {*listed} == project["optional-dependencies"].keys() - {"docs", "test"}
 
 
 def test_the_readme_is_for_newcomers_and_short() -> None:
