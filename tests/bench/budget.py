@@ -75,7 +75,7 @@ class Bench:
         budget = QuantizationBudget(
             size=os.path.getsize(usual), text=self.text, calibration=self.calibration
         )
-        made, found = quantize(self.model, own, budget, **self.options)
+        made, found = quantize(self.model, own, budget, force=True, **self.options)
         seconds = time.perf_counter() - before
         made.save(force=True)
         assert os.path.getsize(own) <= os.path.getsize(usual)

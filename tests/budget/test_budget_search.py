@@ -31,9 +31,8 @@ TEXT = "It was a calm morning, and nobody on board had seen the captain since th
 
 def find(source: Path, out: Path, **options: Any) -> FoundTypes:
     """Search with the short texts, and write the file."""
-    made, found = quantize(
-        source, out, QuantizationBudget(text=TEXT, calibration=CALIBRATION, **options)
-    )
+    budget = QuantizationBudget(text=TEXT, calibration=CALIBRATION, **options)
+    made, found = quantize(source, out, budget, force=True)
     made.save(force=True)
     return found
 

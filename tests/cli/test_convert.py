@@ -24,6 +24,7 @@ from recipe_models import MODELS
 from terminal import on_a_terminal, without_color
 from weightctl import DType, Plan, convert, open_weights, save, shard
 from weightctl.errors import ArchitectureError, ConversionError, FormatError
+from weightctl.system.phases import listening
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +119,34 @@ def test_a_budget_gives_a_file_a_recipe_and_a_report(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     refused = weightctl("convert", TINY, out, "--bpw", "4", "--recipe-out", str(recipe))
     assert (refused.returncode, "found.toml exists" in refused.stderr) == (2, True)
+
+
+@each("option", ("", "--recipe-out", "--report"))
+@each("name", ("out.gguf", "out"))
+def test_a_search_does_not_begin_if_its_result_cannot_be_written(
+    option: str, name: str, tmp_path: Path
+) -> None:
+    out, phases = tmp_path / name, list[str]()
+    options = (option, tmp_path / "missing" / "file") if option else ()
+    if not option and out.suffix:
+        out.touch()
+    elif not option:
+        (out / "other").mkdir(parents=True)
+    with listening(phases.append):
+        refused = weightctl("convert", TINY, out, "--bpw", "6", *options)
+    assert refused.returncode == 2
+    assert ("exists" if not option else "does not exist") in refused.stderr
+    of_planning = {"reading header 1 of 1", "converting the tokenizer", "planning the conversion"}
+    assert {*phases} <= of_planning
+
+
+def test_altered_shards_are_not_read_for_an_output_that_exists(tmp_path: Path) -> None:
+    shard(TINY, tmp_path / "shards", tp=2)
+    file = tmp_path / "shards" / "rank-1" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    (tmp_path / "out.safetensors").touch()
+    refused = weightctl("convert", tmp_path / "shards", tmp_path / "out.safetensors")
+    assert "out.safetensors exists" in refused.stderr
 
 
 def test_a_model_for_a_memory_fits_into_it(tmp_path: Path) -> None:
@@ -1053,7 +1082,7 @@ def test_some_tensors_can_have_other_types(tmp_path: Path) -> None:
 def test_what_a_format_cannot_hold_is_reported_for_all_tensors(tmp_path: Path) -> None:
     quantized = tmp_path / "q.gguf"
     weightctl("convert", TINY, quantized, "--quant", "q8_0")
-    done = weightctl("convert", quantized, tmp_path / "out.safetensors")
+    done = weightctl("convert", quantized, tmp_path / "a.safetensors", "--tensor-type", ".=keep")
     assert done.returncode == 2
     assert (
         "`token_embd.weight` is stored as Q8_0, which safetensors does not support" in done.stderr

@@ -157,6 +157,8 @@ def quantize(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str] | None,
     budget: QuantizationBudget,
+    *,
+    force: bool = False,
     **options: Any,
 ) -> tuple[Conversion, FoundTypes]:
     """Plan an output within a budget whose predictions differ least from those of the source.
@@ -165,7 +167,8 @@ def quantize(
     `convert`; `quant` and `dtype` do not apply, and `metadata` is a list of settings. The
     conversion that is returned writes the output. Its metadata have the certificate, which is
     measured before. Raises `ConversionError` if the budget cannot be met, and the errors of
-    `convert`, of recognizing the model, and of running it.
+    `convert`, of recognizing the model, and of running it; before the model runs, those of
+    `Outcome.refuse`.
     """
     budget.check()
     where = None if out is None else target(os.fspath(out), options.get("to"))
@@ -175,7 +178,7 @@ def quantize(
                 "--fit is for GGUF files: it is the memory that llama.cpp needs",
                 hint="use an output name that ends in .gguf, or --size",
             )
-        return _quantize_directory(source, out, budget, options)
+        return _quantize_directory(source, out, budget, options, force=force)
     encodings = budget.encodings
     if where is not None and where.format != "gguf":
         raise _explain_output()
@@ -184,6 +187,7 @@ def quantize(
     first = plan(quant=Recipe("budget", _FIRST_TYPE, ()), metadata=settings)
     if ARCHITECTURE not in first.plan.metadata:
         raise _explain_output()
+    first.outcome.refuse(force=force, is_sized=False)
     in_place = [ENCODINGS[each] for each in IN_PLACE] if budget.types is None else []
     space = GgufSpace(first.plan, encodings, in_place)
     search = TypeSearch(space, budget, Subject(source))
@@ -199,6 +203,8 @@ def _quantize_directory(
     out: str | os.PathLike[str] | None,
     budget: QuantizationBudget,
     options: dict[str, Any],
+    *,
+    force: bool,
 ) -> tuple[Conversion, FoundTypes]:
     """Plan a model directory; its source has Hugging Face's names, too."""
     choices, can_keep = budget.schemes
@@ -211,6 +217,7 @@ def _quantize_directory(
             "Face's names",
             hint="convert the model to a directory first, without quantization",
         )
+    plain.outcome.refuse(force=force, is_sized=False)
     made = {str(each): plan(quant=SchemeRecipe(each), metadata=settings) for each in choices}
     plans = {kind: each.plan for kind, each in made.items()}
     space = SchemeSpace(plain.plan, plans, can_keep=can_keep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from weightctl.plan.metadata import Setting
 from weightctl.plan.type_rules import TypeRule
 from weightctl.weights.nodes import build_tree
 from weightctl.write.convert import convert as convert_checkpoint
-from weightctl.write.targets import STDOUT
+from weightctl.write.targets import STDOUT, check_new_file, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,11 +114,12 @@ def _plan_to_budget(
     given: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Conversion, FoundTypes]:
     """Find the types for a budget, and plan the conversion with them."""
-    recipe, types = given["recipe_out"], given["types"]
-    if recipe is not None and os.path.lexists(recipe) and not given["force"]:
-        raise OutputError(f"{recipe} exists", hint="use --force to replace it")
+    for name in ("recipe_out", "report"):
+        if given[name] is not None and not is_stream(given[name]):
+            check_new_file(given[name], _option(name), [given["path"]], force=given["force"])
     from weightctl.budget.search import QuantizationBudget, quantize
 
+    types = given["types"]
     text, calibration = (
         None if given[name] is None else options.text_of(given[name])
         for name in ("text_file", "calibration_file")
@@ -136,7 +136,7 @@ def _plan_to_budget(
         text=text,
         calibration=calibration,
     )
-    return quantize(given["path"], given["out"], budget, **arguments)
+    return quantize(given["path"], given["out"], budget, force=given["force"], **arguments)
 
 
 def write_output(

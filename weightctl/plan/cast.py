@@ -33,12 +33,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cast",
+    "dequantize_unheld",
     "fit_encoding",
     "is_layer_matrix",
     "is_lossy",
     "is_matrix_weight",
     "is_unfit_for_llama_cpp",
+    "refuse_unheld",
 ]
+
+
+_DEQUANTIZED = ENCODINGS["BF16"]
 
 
 def is_lossy(encoding: Encoding) -> bool:
@@ -105,8 +110,7 @@ def cast(
                 if tied
                 else plan.names_hint,
             )
-    asked = target.encodings if isinstance(target, Recipe) else [target]
-    _refuse_unheld(plan, [*asked, *(rule.encoding for rule in rules)])
+    refuse_unheld(plan.format, target, rules)
     if isinstance(target, Recipe):
         plan, target = _for_names(plan, target, weighted=weighted)
     chosen = _choose_types(plan, target, weighted=weighted)
@@ -120,6 +124,23 @@ def cast(
     if not fallback:
         _refuse_substitutes(items)
     return replace(plan, items=items, metadata=_update_type_metadata(plan, items, target))
+
+
+def dequantize_unheld(plan: Plan) -> Plan:
+    """Store tensors in BF16, with a note, if the format cannot store the blocks of some."""
+    unheld = [
+        item.info.encoding
+        for item in plan.items
+        if item.info.encoding.quantization and not has_type(plan.format, item.info.encoding)
+    ]
+    if not unheld or not has_type(plan.format, _DEQUANTIZED):
+        return plan
+    note = (
+        f"{pluralize(len(unheld), 'tensor')} in types that only GGUF has "
+        f"({', '.join(dict.fromkeys(map(str, unheld)))}): floating-point tensors become BF16, as "
+        "with --dtype bf16 (dtype in Python)"
+    )
+    return cast(replace(plan, notes=(*plan.notes, note)), _DEQUANTIZED)
 
 
 def _for_names(plan: Plan, recipe: Recipe, *, weighted: bool) -> tuple[Plan, Recipe | Encoding]:
@@ -306,15 +327,19 @@ def fit_encoding(target: Encoding, shape: tuple[int, ...]) -> Encoding:
     return substitute if substitute and substitute.fits(shape) else ENCODINGS["F16"]
 
 
-def _refuse_unheld(plan: Plan, asked: Sequence[Encoding | None]) -> None:
-    for encoding in asked:
-        if encoding is not None and not has_type(plan.format, encoding):
+def refuse_unheld(
+    format_name: str, target: Encoding | Recipe | None, rules: Sequence[TypeRule]
+) -> None:
+    """Raise `ConversionError` if a format cannot store a type that is asked for."""
+    asked = target.encodings if isinstance(target, Recipe) else [target]
+    for encoding in (*asked, *(rule.encoding for rule in rules)):
+        if encoding is not None and not has_type(format_name, encoding):
             holders = [name for name in FORMATS if name in encoding.ids]
             names = " or ".join(FORMATS[name].suffix for name in holders)
             hint = f"use an output name that ends in {names}" if holders else "choose another type"
-            if plan.format == "safetensors" and encoding.name in WRITTEN:
+            if format_name == "safetensors" and encoding.name in WRITTEN:
                 hint += ", or a model directory (OUT/)"
-            raise ConversionError(f"{plan.format} cannot store {encoding}", hint=hint)
+            raise ConversionError(f"{format_name} cannot store {encoding}", hint=hint)
 
 
 def _refuse_second_loss(changed: list[Item]) -> None:

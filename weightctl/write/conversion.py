@@ -13,7 +13,6 @@ from weightctl.plan.cast import is_unfit_for_llama_cpp
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.text.wording import join_names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
-from weightctl.write.digests import refuse_altered
 from weightctl.write.executors.worker import PlannedWork, PlanRequest, digest_codecs
 from weightctl.write.outcome import describe
 from weightctl.write.output import count_kept_bytes
@@ -111,7 +110,6 @@ class Conversion:
         """
         if self.beside is not None:
             self.beside.outcome.refuse(force=force)
-        refuse_altered(self.opened, threads=threads)
         distribution = None
         if on is not None:
             from weightctl.write.executors.distribution import plan_distribution
@@ -133,6 +131,7 @@ class Conversion:
             memory=memory,
             progress=progress,
             distribution=distribution,
+            opened=self.opened,
         )
         beside = self.beside
         if beside is not None:

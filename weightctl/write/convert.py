@@ -14,7 +14,7 @@ from weightctl.formats import find_format
 from weightctl.formats.open.opening import open_source
 from weightctl.plan.arrangement import align as aligned
 from weightctl.plan.arrangement import leave_room, split
-from weightctl.plan.cast import cast
+from weightctl.plan.cast import cast, dequantize_unheld, refuse_unheld
 from weightctl.plan.choices import DEFAULT_TASK, Names, NonFinite, OptionalPart
 from weightctl.plan.metadata import Setting, change_metadata, list_settings
 from weightctl.plan.plan import Plan
@@ -119,7 +119,8 @@ def convert(
     output. `without` is a part of the model that is left out, or a list of parts: "mtp" means the
     layers for multi-token prediction, which the output's config then does not count.
 
-    `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type.
+    `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type. Without
+    either, tensors become BF16 if some have types of GGUF that the format cannot store.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
     `imatrix` is the path of an importance matrix. `search` chooses the scales of a type for model
     directories by the smallest squared error; `imatrix` implies it there. `exact` refuses a
@@ -154,6 +155,9 @@ def convert(
     is_cast = dtype is not None or quant is not None or bool(tensor_types)
     is_directory = where.file_name is not None and where.format == "safetensors"
     scheme = _find_scheme(quant, is_directory=is_directory, search=search)
+    settings, rules = list_settings(metadata), parse_rules(tensor_types)
+    chosen = _choose_type(where.format, dtype, quant, rules, is_scheme=scheme is not None)
+    importance = _read_importance(imatrix)
     parts, merge = ModelParts(), Merge()
     if isinstance(source, Plan):
         has_choice = weights_only or rename is not None or bool([*include, *exclude])
@@ -187,20 +191,16 @@ def convert(
             where,
         )
     begin_phase("planning the conversion")
-    settings = list_settings(metadata)
     # Metadata is set twice: before types are chosen, since it may determine them, and afterwards,
     # since it overrides keys that describe the types.
     plan = change_metadata(plan, settings, unset)
-    wanted = str(quant.choice) if isinstance(quant, SchemeRecipe) else quant
-    chosen = None if scheme is not None and dtype is None else type_of(dtype, wanted)
-    importance = _read_importance(imatrix)
     consulted = dict.fromkeys(list_rule_files(rename), "the file of naming rules")
     plan = replace(plan, consulted={**plan.consulted, **consulted})
     if scheme is not None:
         plan = _store_in_scheme(
             plan,
             scheme,
-            parse_rules(tensor_types),
+            rules,
             fallback=fallback,
             requantize=allow_requantize,
             zero_nonfinite=is_zero,
@@ -213,7 +213,7 @@ def convert(
             _cast_for_format(
                 plan,
                 chosen,
-                tensor_types,
+                rules,
                 fallback=fallback,
                 requantize=allow_requantize or exact,
                 weighted=importance is not None,
@@ -261,6 +261,20 @@ def _find_scheme(quant: object, *, is_directory: bool, search: bool) -> SchemeRe
     return found
 
 
+def _choose_type(
+    format_name: str, dtype: Any, quant: Any, rules: Sequence[TypeRule], *, is_scheme: bool
+) -> Encoding | Recipe | None:
+    """Return the type or recipe that is asked for; None if there is none, or only a scheme.
+
+    Raises `ConversionError` if the format cannot store a type that is asked for.
+    """
+    wanted = str(quant.choice) if isinstance(quant, SchemeRecipe) else quant
+    chosen = None if is_scheme and dtype is None else type_of(dtype, wanted)
+    if not find_format(format_name).cast:
+        refuse_unheld(format_name, chosen, rules)
+    return chosen
+
+
 def _as_list(given: str | Sequence[str]) -> Sequence[str]:
     return [given] if isinstance(given, str) else given
 
@@ -293,12 +307,13 @@ def _store_in_scheme(
 def _cast_for_format(
     plan: Plan,
     target: Encoding | Recipe | None,
-    rules: Sequence[TypeRule] | Mapping[str, TypeLike | None],
+    rules: Sequence[TypeRule],
     **options: bool,
 ) -> Plan:
     """Store the tensors of a plan in other encodings, as the format needs them."""
     of_format = find_format(plan.format).cast
     if not of_format:
+        plan = plan if target or rules else dequantize_unheld(plan)
         return cast(plan, target, rules, **options)
     changed: Plan = load(of_format)(plan, target, rules, **options)
     return changed

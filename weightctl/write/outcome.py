@@ -394,8 +394,10 @@ class Outcome:
             files=tuple(map(RankFile, self.parts, plan.ranks)),
         )
 
-    def refuse(self, *, force: bool) -> None:
+    def refuse(self, *, force: bool, is_sized: bool = True) -> None:
         """Raise an error if the target cannot or must not be written.
+
+        If `is_sized` is false, the sizes may still change, so the free space is not checked.
 
         Raises `ConversionError` for several files into one pipe, and otherwise `OutputError`.
         """
@@ -425,7 +427,7 @@ class Outcome:
         nbytes += sum(map(len, self.documents.values()))
         # The files of a stopped run are continued or removed, so their space is available.
         occupied = sum(map(_count_occupied_bytes, find_leftovers(path, self.pattern)))
-        check_place(os.path.dirname(path), path, nbytes - occupied)
+        check_place(os.path.dirname(path), path, nbytes - occupied if is_sized else 0)
 
     def refuse_contents(self, directory: str, *, force: bool) -> None:
         """Raise `OutputError` if the output must not replace the contents of a directory.

@@ -12,6 +12,7 @@ from weightctl.formats.huggingface import restate_dtype
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
+from weightctl.write.digests import refuse_altered
 from weightctl.write.executors import is_shared
 from weightctl.write.journal import Recorder
 from weightctl.write.outcome import identify_run
@@ -72,11 +73,18 @@ def write_output(
     progress: Callable[[int], object] | None,
     memory: int = DEFAULT_MEMORY,
     distribution: Distribution | None = None,
+    opened: Source | None = None,
 ) -> Written:
     """Write all files of an outcome under temporary names, and give them their final names.
 
-    A quarter of `memory` is for parts that are uploaded.
+    A quarter of `memory` is for parts that are uploaded. If the source `opened` is a sharded
+    checkpoint, altered shards are refused: new digests would hide the change.
     """
+
+    def check() -> None:
+        if opened is not None:
+            refuse_altered(opened, threads=threads)
+
     if distribution is not None:
         from weightctl.write.executors.distribution import refuse_seams
 
@@ -84,7 +92,9 @@ def write_output(
     writing = _Writing(plan, outcome, work, force, threads, progress, memory, distribution)
     if distribution is None or not is_shared(distribution.on):
         with writing.hold() as run:
+            check()
             return writing.write(run)
+    check()
     from weightctl.write.executors.ranks import write_shared
 
     alone = writing._replace(progress=None, distribution=None)

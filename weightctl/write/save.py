@@ -17,6 +17,7 @@ from weightctl.write.conversion_tasks import (
     count_threads,
     memory_budget,
 )
+from weightctl.write.digests import refuse_altered
 from weightctl.write.outcome import describe
 from weightctl.write.output import write_output
 from weightctl.write.targets import Target, open_stream, target
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.loss import Loss
     from weightctl.storage.base import Bytes, FileRange
+    from weightctl.weights.data import Source
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.protocol import Weights
     from weightctl.write.conversion_tasks import Filled
@@ -88,6 +90,7 @@ def save(
     memory: int | str | None = None,
     progress: Callable[[int], object] | None = None,
     distribution: Distribution | None = None,
+    opened: Source | None = None,
 ) -> Saved:
     """Write a plan; afterwards, the output is complete, or after an error the target is unchanged.
 
@@ -96,7 +99,8 @@ def save(
     the format of the plan. `threads` is the number of threads, by default one for each core, and
     `memory` the limit of memory in bytes, or text such as "512MiB"; neither changes the output.
     `progress` is called with the number of bytes of each chunk written, by one thread at a time. If
-    a `distribution` is given, its workers do the work.
+    a `distribution` is given, its workers do the work. If the source of the plan is derived from
+    `opened`, and that is a sharded checkpoint, altered shards are refused.
 
     A run that is stopped by Ctrl-C, by kill -9, or by an error of the disk or the source leaves its
     temporary files and a journal, and saving the same plan with the same input continues it. No
@@ -116,6 +120,8 @@ def save(
     work = ConversionWork(plan, list(outcome.parts.values()), threads=count, memory=budget)
     if where.is_stream:
         outcome.refuse(force=force)
+        if opened is not None:
+            refuse_altered(opened, threads=count)
         losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
     written = write_output(
@@ -127,6 +133,7 @@ def save(
         progress=progress,
         memory=budget,
         distribution=distribution,
+        opened=opened,
     )
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started

@@ -30,11 +30,8 @@ from weightctl.weights.boxes import boxes, byte_part, byte_shape, find_overlaps,
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
-from weightctl.write.digests import refuse_altered
-from weightctl.write.executors import is_shared
 from weightctl.write.executors.worker import PlannedWork, PlanRequest
 from weightctl.write.journal import Record
-from weightctl.write.locks import refuse_other_runs
 from weightctl.write.outcome import describe_shards
 from weightctl.write.output import count_kept_bytes, write_output
 from weightctl.write.save import Saved
@@ -90,12 +87,6 @@ def save_shards(
     started = time.monotonic()
     count = thread_count(threads)
     outcome = describe_shards(plan, out)
-    if distribution is None or not is_shared(distribution.on):
-        # Processes that share the output may have begun it, or even completed it.
-        refuse_other_runs(outcome.path)
-        outcome.refuse(force=force)
-    # If the source is sharded, altered shards must not get new digests: that would hide the change.
-    refuse_altered(plan.source, threads=threads)
     work = RankWork(plan, list(outcome.parts.values()))
     written = write_output(
         plan,
@@ -105,6 +96,7 @@ def save_shards(
         threads=count,
         progress=progress,
         distribution=distribution,
+        opened=plan.source,
     )
     return Saved(outcome, time.monotonic() - started, {}, *written[1:])
 

@@ -105,17 +105,21 @@ def test_tied_tensors_stay_tied(weightctl: Run, tmp_path: Path) -> None:
     assert open_weights(tmp_path / "back.bin").header.aliases == {"head": "embed"}
 
 
-def test_blocks_are_refused_with_what_helps(
+def test_blocks_become_bfloat16_unless_another_type_is_chosen(
     weightctl: Run, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    blocks = tmp_path / "blocks.gguf"
+    blocks, out = tmp_path / "blocks.gguf", tmp_path / "out.bin"
     assert weightctl("convert", tiny_llama, blocks, "--quant", "q8_0").returncode == 0
-    done = weightctl("convert", blocks, tmp_path / "out.bin")
-    assert done.returncode == 2
-    assert "`token_embd.weight` is stored as Q8_0, which PyTorch does not support" in done.stderr
-    assert "hint: to dequantize, use --dtype bf16, f16 or f32" in done.stderr
-    assert weightctl("convert", blocks, tmp_path / "out.bin", "--dtype", "f16").returncode == 0
-    assert all(tensor.dtype == torch.float16 for tensor in loaded(tmp_path / "out.bin").values())
+    done = weightctl("convert", blocks, out)
+    assert done.returncode == 0
+    note = "note: 23 tensors in types that only GGUF has (Q8_0): floating-point tensors become BF16"
+    assert note in done.stderr
+    assert all(tensor.dtype == torch.bfloat16 for tensor in loaded(out).values())
+    exact = weightctl("convert", blocks, out, "--exact", "--force")
+    assert exact.returncode == 2
+    assert "the values of 30 tensors would be rounded" in exact.stderr
+    assert weightctl("convert", blocks, out, "--dtype", "f16", "--force").returncode == 0
+    assert all(tensor.dtype == torch.float16 for tensor in loaded(out).values())
 
 
 def test_transformers_loads_a_split_checkpoint(
