@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     import pytest
 
-NOTHING = dict.fromkeys(("quant", "bpw", "size", "max_kld", "fit", "mmproj", "force"))
+NOTHING = dict.fromkeys(
+    ("to", "dtype", "quant", "bpw", "size", "max_kld", "fit", "mmproj", "force")
+)
 
 
 def test_a_quantized_model_goes_into_the_current_directory(tmp_path: Path) -> None:
@@ -57,6 +59,9 @@ def test_names_of_outputs_follow_from_the_model_and_the_type(
         for model, quant in expected
     }
     assert made == expected
+    assert propose_output("model-v1.5", NOTHING | {"to": "gguf"}) == "model-v1.5.gguf"
+    to_f16 = NOTHING | {"to": "gguf", "dtype": "f16"}
+    assert propose_output("model-v1.5", to_f16) == "model-v1.5-f16.gguf"
     assert propose_output("model-v1.5", NOTHING | {"bpw": 4.5}) == "model-v1.5-4.5bpw.gguf"
     assert propose_output("model-v1.5", NOTHING | {"fit": "8GB"}) == "model-v1.5-fit-8GB.gguf"
 
@@ -75,5 +80,10 @@ def test_the_name_of_a_format_is_not_an_output(tmp_path: Path) -> None:
     assert "did you mean" not in weightctl("convert", TINY, "keras", cwd=tmp_path).stderr
     assert weightctl("convert", TINY, "./gguf", cwd=tmp_path).returncode == 0
     assert (tmp_path / "gguf/model.safetensors").exists()
+    done = weightctl("convert", TINY, "-q", "Q4_K_M", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "did you mean --quant Q4_K_M?" in done.stderr
+    assert "did you mean --dtype f16?" in weightctl("convert", TINY, "f16", cwd=tmp_path).stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gguf"]
     done = weightctl("convert", TINY, "gguf", "--force", cwd=tmp_path)
     assert done.returncode == 0

@@ -263,7 +263,8 @@ def main() -> NoReturn:
     except _CallError as error:
         from weightctl.cli.usage import explain_call_error  # only on an error
 
-        complain(explain_call_error(error), as_json=_wants_json(words))
+        command = next((word for word in words if word in COMMANDS), "")
+        complain(explain_call_error(error, command), as_json=_wants_json(words))
         sys.exit(2)
     except (WeightctlError, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.EMFILE:

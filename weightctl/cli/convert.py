@@ -81,13 +81,13 @@ def convert(
     """
     del anonymous  # its callback has taken effect
     given = dict(locals())
-    if out is None or out.isalnum():
-        from weightctl.cli.proposed import propose_output, refuse_format_as_output
+    if out is None or not {"/", "."}.intersection(out):
+        from weightctl.cli.proposed import propose_output, refuse_name_as_output
 
         if out is None:
             given["out"] = propose_output(path, given)
         else:
-            refuse_format_as_output(out, path)
+            refuse_name_as_output(out, given)
     # An error in the command line is found without what plans and writes.
     from weightctl.cli.conversion import plan_conversion, write_output
 

@@ -25,6 +25,7 @@ from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
 from weightctl.inspection.contents import Contents
 from weightctl.text.patterns import PATTERN, select_names
+from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def _find_tensor(contents: Contents, name: str) -> ReadableTensor:
 
         near = get_close_matches(name, [*contents.entries, *contents.tensors], 1)
         hint = f"did you mean `{near[0]}`? " if near else ""
+        if not near and (within := [each for each in contents.entries if name in each]):
+            hint = f"`*{name}*` matches {pluralize(len(within), 'tensor')}; "
         raise WeightctlError(
             f"there is no tensor `{name}`", hint=f"{hint}`weightctl ls --flat` lists the names"
         )

@@ -43,10 +43,14 @@ def _read_meanings(kind: str = "meanings") -> dict[str, str]:
     return {word: " ".join(each["hint"].split()) for each in groups for word in each["words"]}
 
 
-def explain_call_error(error: Any) -> WeightctlError:
-    """Convert an error of Typer: the message says what is wrong, and the hint shows the usage."""
+def explain_call_error(error: Any, command: str) -> WeightctlError:
+    """Convert an error of Typer: the message says what is wrong, and the hint shows the usage.
+
+    `command` is the name of the command that was called; empty for none.
+    """
     ctx = error.ctx
-    path = ctx.command_path if ctx is not None else "weightctl"
+    path = ctx.command_path if ctx is not None else f"weightctl {command}".rstrip()
+    page = read_page(command)
     help_hint = f"`{path} --help` describes the options"
     option: str | None = getattr(error, "option_name", None)
     param = getattr(error, "param", None)
@@ -57,7 +61,8 @@ def explain_call_error(error: Any) -> WeightctlError:
             question = f"{meant}; "
         return WeightctlError(f"{path} has no option `{option}`", hint=question + help_hint)
     if extra := _EXTRA.fullmatch(error.message):
-        meant = f"to quantize, use --quant {extra[1]}; " if _is_type(extra[1]) else ""
+        meant = f"{page['unexpected'].format(extra[1])}; " if "unexpected" in page else ""
+        meant = f"to quantize, use --quant {extra[1]}; " if _is_type(extra[1]) else meant
         return WeightctlError(
             f"unexpected argument: {extra[1]}", hint=f"{meant}{_usage(ctx)}; {help_hint}"
         )
@@ -68,7 +73,9 @@ def explain_call_error(error: Any) -> WeightctlError:
     name = param.opts[-1] if param.param_type_name == "option" else argument_name(param)
     name = name.strip("[]").removesuffix("...")
     if not error.message:
-        return WeightctlError(f"{name} is missing", hint=f"{_usage(ctx)}; {help_hint}")
+        is_argument = param.param_type_name == "argument" and param.name != "path"
+        meant = f"{page['missing']}; " if is_argument and "missing" in page else ""
+        return WeightctlError(f"{name} is missing", hint=f"{meant}{_usage(ctx)}; {help_hint}")
     return WeightctlError(f"{name}: {_reword(error.message)}", hint=help_hint)
 
 
@@ -93,8 +100,8 @@ def _lower_first(text: str) -> str:
 def _usage(ctx: Any) -> str:
     describe(ctx.command)
     arguments = [
-        argument_name(param)
+        argument_name(param) if is_argument else f"{param.opts[-1]} {param.metavar}"
         for param in ctx.command.get_params(ctx)
-        if param.param_type_name == "argument"
+        if (is_argument := param.param_type_name == "argument") or param.required
     ]
     return f"usage: `{' '.join([ctx.command_path, *arguments])}`"

@@ -500,7 +500,9 @@ def parse_encoding(text: str) -> Encoding:
     if found is None:
         import difflib  # only on an error
 
-        near = difflib.get_close_matches(wanted, _list_spellings(), n=3)
+        spellings = _list_spellings()
+        near = [name for name in spellings if name.startswith(wanted)][:3]
+        near = near or difflib.get_close_matches(wanted, spellings, n=3)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near

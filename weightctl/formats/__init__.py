@@ -158,9 +158,12 @@ def find_format(name: str) -> FormatLine:
     """Return the line of a format; raises `ConversionError` if there is none of this name."""
     line = _OWN.get(name) or added_formats().get(name)
     if line is None:
+        is_layout = name.lower() in {"hf", "huggingface", "transformers"}
         raise ConversionError(
             f"`{name}` is not a supported format",
-            hint=f"use one of these formats: {', '.join(list_formats())}",
+            hint="for a Hugging Face directory, leave out --to, and use an OUT without a suffix"
+            if is_layout
+            else f"use one of these formats: {', '.join(list_formats())}",
         )
     return line
 

@@ -86,13 +86,15 @@ def normalize_type_name(text: str) -> str:
 def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return a question that suggests names for a misspelled one; empty if none is similar.
 
-    If no name is spelled similarly, types with as many bits are suggested: Q4_0 for `int4`.
+    If no name is spelled similarly, names that contain the text are suggested, or types with as
+    many bits: Q4_0 for `int4`.
     """
     import difflib  # only on an error
 
     bare = {name.replace("_", ""): name for name in names}
     wanted = normalize_type_name(text).replace("_", "")
     near = [wanted] if wanted in bare else difflib.get_close_matches(wanted, bare, n=3)
+    near = near or [name for name in bare if wanted and wanted in name][:3]
     if not near and (bits := re.search(r"\d", wanted)):
         near = [name for name in bare if name.startswith(f"Q{bits[0]}")]
     return f"did you mean {' or '.join(bare[name] for name in near)}? " if near else ""

@@ -190,7 +190,12 @@ def _scheme_of(text: str) -> str:
 
 
 def hint_for_missing(text: str) -> str:
-    """Return a hint for a path that does not exist, which may name a model on Hugging Face."""
+    """Return a hint for a path that does not exist, which may name a model of another program."""
+    scheme, colon, rest = text.partition(":")
+    if scheme == "hf" and colon:
+        return f"did you mean `hf://{rest.lstrip('/')}`?"
+    if colon and _is_repository_word(scheme) and _is_repository_word(rest):
+        return "check the path; `ollama list` shows the models that Ollama has on this machine"
     owner, _, name = text.partition("/")
     is_repository = all(map(_is_repository_word, (owner, name)))
     if not is_repository or os.path.lexists(owner):
