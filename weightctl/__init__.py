@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from weightctl.write.convert import convert, merge
     from weightctl.write.extract import extract
     from weightctl.write.gathering import gather
+    from weightctl.write.in_memory import to_directory, to_gguf
     from weightctl.write.save import save
     from weightctl.write.shard import shard
 
@@ -72,6 +73,8 @@ __all__ = [
     "scan",
     "shard",
     "stat",
+    "to_directory",
+    "to_gguf",
     "verify",
 ]
 
@@ -111,6 +114,8 @@ _NAMES = {
     "scan": "weightctl.inspection.scan:scan",
     "shard": "weightctl.write.shard:shard",
     "stat": "weightctl.inspection.statistics:stat",
+    "to_directory": "weightctl.write.in_memory:to_directory",
+    "to_gguf": "weightctl.write.in_memory:to_gguf",
     "verify": "weightctl.verify",
 }
 

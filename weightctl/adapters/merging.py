@@ -238,7 +238,7 @@ def merge_adapters(
     of_adapters: set[TensorInfo] = set()
     notes: list[str] = []
     for path, weight in adapters:
-        adapter = load_adapter(path)
+        adapter = load_adapter(path) if isinstance(path, str) else path
         merge = _Merge(base, adapter, weight)
         tensors |= merge.apply(tensors)
         of_adapters.update(adapter.source.header.tensors.values())

@@ -354,18 +354,20 @@ def parse_name(name: str) -> AdapterPart:
 
 
 class AdapterPath(NamedTuple):
-    """The path of an adapter, and the weight that its changes are multiplied by."""
+    """The path of an adapter, or an open one, and the weight that its changes are multiplied by."""
 
-    path: str
+    path: str | LoraAdapter
     weight: float = 1.0
 
 
-# A path, which may end in a weight as in `adapter:0.5`, or a path and a weight.
-AdapterLike: TypeAlias = "str | os.PathLike[str] | tuple[str, float]"
+# A path, which may end in a weight as in `adapter:0.5`, a path and a weight, or an open adapter.
+AdapterLike: TypeAlias = "str | os.PathLike[str] | tuple[str, float] | LoraAdapter"
 
 
 def parse_adapter(given: AdapterLike) -> AdapterPath:
     """Return a path with its weight; raises `ConversionError` if the weight is not finite."""
+    if isinstance(given, LoraAdapter):
+        return AdapterPath(given)
     if isinstance(given, tuple):
         return AdapterPath(os.fspath(given[0]), float(given[1]))
     path = os.fspath(given)

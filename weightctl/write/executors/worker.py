@@ -70,7 +70,7 @@ class PlanRequest(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., PlannedOutput], given: Mapping[str, Any]) -> Self | None:
-        """Return the request with absolute paths; None if the source is not a path.
+        """Return the request with absolute paths; None if the source or an adapter is not one.
 
         `given` has all arguments of the function. Arguments that do not change the plan are left
         out.
@@ -83,9 +83,11 @@ class PlanRequest(NamedTuple):
         if adapters := given.get("adapters"):
             from weightctl.adapters.reading import parse_adapter
 
-            arguments["adapters"] = [
-                (absolute(path), weight) for path, weight in map(parse_adapter, adapters)
-            ]
+            parsed = list(map(parse_adapter, adapters))
+            named = [(absolute(path), weight) for path, weight in parsed if isinstance(path, str)]
+            if len(named) < len(parsed):
+                return None
+            arguments["adapters"] = named
         for name in _PATHS & arguments.keys():
             value = arguments[name]
             if isinstance(value, Target):
