@@ -106,6 +106,16 @@ def test_a_browser_runs_only_the_script_of_the_page(tmp_path: Path) -> None:
     assert hostile in [code.text for code in root.iter("code")]
 
 
+def test_a_long_table_can_be_searched(tmp_path: Path) -> None:
+    arrays = {f"layers.{layer}.weight": np.ones(4, np.float32) for layer in range(4, 20)}
+    many = page(make(tmp_path, **arrays))
+    (field,) = many.iter("input")
+    assert (field.get("type"), field.get("placeholder")) == ("search", "search 21 rows")
+    del arrays["layers.19.weight"]
+    (tmp_path / "few").mkdir()
+    assert not [*page(make(tmp_path / "few", **arrays), "--force").iter("input")]
+
+
 def test_a_page_that_exists_is_kept(tmp_path: Path) -> None:
     model = make(tmp_path)
     (tmp_path / "model.html").write_text("mine")

@@ -16,7 +16,7 @@ from weightctl.text.page.markup import (
     element,
     join,
     make_axis,
-    read_asset,
+    make_searchable,
     render_document,
     shorten,
     show_tick,
@@ -68,7 +68,7 @@ def render_page(path: str, kind: str, rows: Sequence[MeasuredRow], skipped: Sequ
         _draw_table(rows, has_ranks=has_ranks),
         element("footer", f"Written by weightctl {__version__} stat."),
     )
-    return render_document(f"{shorten(name, 80)}: statistics", main, read_asset("sort.js"))
+    return render_document(f"{shorten(name, 80)}: statistics", main)
 
 
 def _draw_tiles(rows: Sequence[MeasuredRow], skipped: Sequence[str]) -> Markup:
@@ -253,7 +253,7 @@ def _draw_table(rows: Sequence[MeasuredRow], *, has_ranks: bool) -> Markup:
         "section",
         element("h2", "All tensors"),
         element("p", "Click a heading to sort the rows.", class_="soft"),
-        element("div", table, class_="card scroll", tabindex="0"),
+        element("div", make_searchable(table, len(rows)), class_="card"),
     )
 
 

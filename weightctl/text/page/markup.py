@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Characters that look like a hyphen and a letter, so they are written as escapes.
 DASH, TIMES = "\u2013", "\u00d7"
+# Tables with more rows have a field that searches them.
+_MOST_UNSEARCHED = 20
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -43,7 +45,7 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
         for name, value in attributes.items()
         if value is not None
     )
-    if not children and tag in {"rect", "line", "path", "circle", "meta"}:
+    if not children and tag in {"rect", "line", "path", "circle", "meta", "input"}:
         return Markup(f"<{tag}{written}/>")
     return Markup(f"<{tag}{written}>{join(children)}</{tag}>")
 
@@ -81,13 +83,14 @@ def _escape_child(text: str) -> str:
     return text if isinstance(text, Markup) else escape(printable(text))
 
 
-def render_document(title: str, main: Markup, script: str = "") -> str:
-    """Return a page with its style; a browser runs `script`, and no other script on the page."""
-    policy, scripts = _POLICY, list[Markup]()
-    if script:
-        digest = b64encode(sha256(script.encode()).digest()).decode()
-        policy += f"; script-src 'sha256-{digest}'"
-        scripts = [element("script", Markup(script))]
+def render_document(title: str, main: Markup) -> str:
+    """Return a page with its style, and with the script that sorts and searches tables.
+
+    A browser runs no other script on the page.
+    """
+    script = read_asset("table.js")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = f"{_POLICY}; script-src 'sha256-{digest}'"
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -97,8 +100,19 @@ def render_document(title: str, main: Markup, script: str = "") -> str:
         # In the style, the class of problems comes last, so that its color overrides others.
         element("style", Markup(read_asset("style.css"))),
     )
-    page = element("html", head, element("body", main, *scripts), lang="en")
+    page = element(
+        "html", head, element("body", main, element("script", Markup(script))), lang="en"
+    )
     return f"<!DOCTYPE html>\n{page}\n"
+
+
+def make_searchable(table: Markup, rows: int) -> Markup:
+    """Return a table in a container; a table of many rows has a field that searches them."""
+    field = element(
+        "input", type="search", placeholder=f"search {rows:,} rows", aria_label="search rows"
+    )
+    fields = [field] if rows > _MOST_UNSEARCHED else []
+    return element("div", *fields, element("div", table, class_="scroll", tabindex="0"))
 
 
 def read_asset(name: str) -> str:

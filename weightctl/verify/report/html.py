@@ -11,6 +11,7 @@ from weightctl.text.page.markup import (
     Markup,
     element,
     join,
+    make_searchable,
     mark_code,
     render_document,
     shorten,
@@ -184,14 +185,15 @@ def _make_head(title: str, class_: str | None) -> Markup:
 def _make_frame(
     heads: Iterable[Markup], rows: Iterable[Markup], caption: str = "", class_: str | None = None
 ) -> Markup:
+    drawn = [*rows]
     table = element(
         "table",
         *((element("caption", caption),) if caption else ()),
         element("thead", element("tr", *heads)),
-        element("tbody", *rows),
+        element("tbody", *drawn),
         class_=class_,
     )
-    return element("div", table, class_="scroll", tabindex="0")
+    return make_searchable(table, len(drawn))
 
 
 def _make_check_row(check: CheckLine) -> Markup:

@@ -9,3 +9,8 @@ const compare=isNumber?(a,b)=>key(b)-key(a)
 :(a,b)=>key(b).localeCompare(key(a),undefined,{numeric:true});
 [...body.rows].sort((a,b)=>rises?compare(b,a):compare(a,b)).forEach(row=>body.append(row));
 }));
+document.querySelectorAll("input[type=search]").forEach(field=>field.addEventListener("input",()=>{
+const wanted=field.value.toLowerCase();
+const rows=field.parentElement.querySelector("tbody").rows;
+[...rows].forEach(row=>{row.hidden=!row.textContent.toLowerCase().includes(wanted);});
+}));
