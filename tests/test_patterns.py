@@ -52,6 +52,7 @@ def test_what_is_not_a_regular_expression_is_refused(text: str) -> None:
     with pytest.raises(ConversionError, match="is not a valid regular expression") as caught:
         regular_expression(text)
     assert len(caught.value.message) < 200
+    assert len(caught.value.message.split("`")[1]) <= 80
 
 
 def test_what_python_may_read_otherwise_one_day_is_a_regular_expression() -> None:

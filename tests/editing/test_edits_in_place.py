@@ -76,6 +76,12 @@ def test_metadata_and_names_change_in_place(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_the_name_of_a_tensor_is_not_a_pattern(tmp_path: Path) -> None:
+    convert({"a.w": TENSORS["a.weight"], "a_w": TENSORS["b.weight"]}, tmp_path / "m.gguf")
+    edit(tmp_path / "m.gguf", rename="a.w=first")
+    assert_holds(tmp_path / "m.gguf", {"first": TENSORS["a.weight"], "a_w": TENSORS["b.weight"]})
+
+
 def test_the_last_tensors_are_cut_off_and_others_are_moved_together(path: Path) -> None:
     last = list(header_of(open_weights(path)).tensors)[-1]
     size = path.stat().st_size

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import warnings
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,11 @@ def place(here: Process) -> Any:
 
 def allreduce(here: Process) -> Any:
     return ran(lambda x: ops.allreduce(x, ranks=2), numbers(2, 3, rank=here.rank))
+
+
+def allreduce_beside(here: Process) -> Any:
+    """Return the sum of a process and of one that runs what a new thread would run."""
+    return Context().run(allreduce, here) if here.rank else allreduce(here)
 
 
 def allreduce_bfloat16(here: Process) -> Any:
@@ -176,7 +182,7 @@ def joining_twice(_: Process) -> Any:
 
 
 TOGETHER = [
-    place, allreduce, allreduce_bfloat16, allreduce_many, allreduce_int16,
+    place, allreduce, allreduce_beside, allreduce_bfloat16, allreduce_many, allreduce_int16,
     allreduce_unknown_sizes, allreduce_nothing,
     allgather_uneven, allgather_first_axis, reduce_scatter_uneven, two_ranks_each,
     what_one_process_alone_needs, other_sizes, other_dtypes, other_steps, the_graph_of_another_rank,

@@ -78,7 +78,7 @@ def test_each_process_has_its_number_and_its_device(outputs: list[dict[str, Any]
     assert found(outputs, "place") == [[0, 2, "cpu:0"], [1, 2, "cpu:0"]]
 
 
-@each("name", ["allreduce", "after_all"])
+@each("name", ["allreduce", "allreduce_beside", "after_all"])
 def test_the_sum_is_that_of_all_in_all(outputs: list[dict[str, Any]], name: str) -> None:
     first, second = each_rank(2, 3)
     assert found(outputs, name) == [[(first + second).tolist()]] * 2

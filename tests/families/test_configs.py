@@ -488,6 +488,17 @@ def test_a_falcon_with_keys_for_each_query_is_read_or_refused() -> None:
     assert read(tiny.make_config("falcon", multi_query=False)).kv_heads > 1
 
 
+@pytest.mark.parametrize(("kv_heads", "is_new"), [(1, False), (2, True), (4, False)])
+def test_a_falcon_from_gguf_has_the_architecture_that_its_kv_heads_need(
+    kv_heads: int, is_new: bool
+) -> None:
+    changes = {"new_decoder_architecture": True, "num_kv_heads": kv_heads,
+               "num_ln_in_parallel_attn": 1}  # fmt: skip
+    config = crossed(tiny.make_config("falcon", num_attention_heads=4, **changes))
+    assert config["new_decoder_architecture"] is is_new
+    assert read(config).kv_heads == kv_heads
+
+
 @given(st.sampled_from(list(FAMILIES)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))
 def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]) -> None:
     usual = {

@@ -11,6 +11,7 @@ from lazy import LazyModule, transformers
 from weightctl.families import FAMILIES
 from weightctl.families.common_keys import HARMLESS, REFUSED
 from weightctl.families.configs import from_hugging_face
+from weightctl.families.towers import TOWERS
 
 modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 
@@ -63,6 +64,15 @@ def test_the_class_of_a_type_is_that_of_transformers(name_of_family: str, kind: 
     known = classes.get(kind) or modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind)
     name = family.model_types[kind].class_name
     assert name == known if known else hasattr(transformers, name)
+
+
+@each("tower, kind", [(name, kind) for name in TOWERS for kind in TOWERS[name].model_types])
+def test_the_class_of_a_multimodal_type_is_that_of_transformers(tower: str, kind: str) -> None:
+    known = (
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+        | modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    )
+    assert TOWERS[tower].load().family.model_types[kind].class_name == known[kind]
 
 
 # Keys of configs that say nothing of what a model computes, or that the tokenizer has.

@@ -130,6 +130,17 @@ def test_partitions_that_are_too_small_are_refused(tmp_path: Path) -> None:
         open_weights(tmp_path / "in")
 
 
+@pytest.mark.parametrize("shape", [5, "5", [5, -4], [1 << 40, 1 << 40]])
+def test_what_is_not_the_shape_of_a_parameter_is_refused(shape: Any, tmp_path: Path) -> None:
+    write(tmp_path / "in", 2)
+    path = tmp_path / "in" / "mp_rank_00_model_states.pt"
+    saved = torch.load(path)
+    saved["param_shapes"][1]["head.weight"] = shape
+    torch.save(saved, path)
+    with pytest.raises(FormatError, match=r"head\.weight` is not the shape of a parameter"):
+        open_weights(tmp_path / "in")
+
+
 def test_a_checkpoint_of_tensor_parallel_ranks_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", 1)
     source = tmp_path / "in" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"

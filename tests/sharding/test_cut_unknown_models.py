@@ -166,6 +166,16 @@ def test_a_config_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "--plan FILE" in caught.value.hint
 
 
+@pytest.mark.parametrize(("part", "size"), [("gate_proj", (80, 64)), ("down_proj", (64, 80))])
+def test_weights_that_are_divided_alike_have_one_size(
+    tmp_path: Path, part: str, size: tuple[int, int]
+) -> None:
+    model = llama(tmp_path, {f"model.layers.1.mlp.{part}.weight": size})
+    with pytest.raises(ShardingError, match="with weights of other sizes: 80, 96") as caught:
+        shard_plan(model, Grid(2))
+    assert caught.value.hint == "check that the config belongs to this checkpoint"
+
+
 def test_tensors_of_no_part_are_whole_and_on_the_stage_of_the_layer_that_they_are_in(
     tmp_path: Path,
 ) -> None:

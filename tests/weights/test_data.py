@@ -112,6 +112,26 @@ def test_data_may_be_any_array_that_offers_dlpack() -> None:
     assert bytes(data.view(4, 8)) == np.float32(1).tobytes()
 
 
+class OnlyDLPack:
+    """An array that does not describe itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__dlpack__, self.__dlpack_device__ = tensor.__dlpack__, tensor.__dlpack_device__
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(DType.int32, (2,)), (DType.float32, (3,)), (DType.float32, (1, 2))]
+)
+def test_an_array_that_does_not_describe_itself_is_checked_on_use(
+    dtype: DType, shape: tuple[int, ...]
+) -> None:
+    data = WeightData(OnlyDLPack(torch.ones(2)), "w", dtype, shape)
+    with pytest.raises(
+        EncodingError, match=r"`w` is declared as .*, but its data is float32 \[2\]"
+    ):
+        data.to_buffer()
+
+
 def test_to_buffer_turns_the_data_into_a_buffer() -> None:
     data = WeightData(torch.zeros(5, 10), "w", DType.float32, (5, 10))
     buffer = data.to_buffer()
