@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -14,6 +15,7 @@ from weightctl.cli.costs import show_document
 from weightctl.cli.render import Cell, show_lines, show_notes, show_table
 from weightctl.cli.shard import plan_shards, shard
 from weightctl.errors import ConversionError
+from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.wording import pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
@@ -27,10 +29,7 @@ if TYPE_CHECKING:
     from typer.models import OptionInfo
 
     from weightctl.write.conversion import Conversion
-    from weightctl.write.executors.distribution import Batch
     from weightctl.write.gathering import Gathering
-    from weightctl.write.journal import Purpose
-    from weightctl.write.outcome import Outcome
     from weightctl.write.shard import ShardedOutput
 
 _AXES = ("tensor", "experts", "stages")
@@ -96,7 +95,7 @@ def tasks(**given: Any) -> None:
     show_notes([*getattr(planned, "notes", ()), *beside], quiet=given["quiet"])
     found = _list_tasks(planned, given)
     if given["as_json"]:
-        show_document(document(given["path"], found))
+        show_document(found)
         return
     show_table(list_rows(found))
     if not given["quiet"]:
@@ -167,59 +166,86 @@ def _list_tasks(
             hint="write a size such as 1GB",
         )
     work = planned.make_work(threads=1, memory=DEFAULT_MEMORY)
+    purpose = identify_run(work.plan, outcome)
+    files = [*outcome.parts]
+    batches = cut_batches(list_keyed_tasks(work.work), distribution.task_size)
+    tasks = [
+        ListedTask(number, files[batch.tasks[0].place[0]], batch.read, batch.made,
+                   batch.estimate_seconds(bandwidth), batch.cost)
+        for number, batch in enumerate(batches)
+    ]  # fmt: skip
     return TaskList(
-        outcome,
-        cut_batches(list_keyed_tasks(work.work), distribution.task_size),
-        identify_run(work.plan, outcome),
+        given["path"],
+        outcome.where.path,
+        outcome.where.format,
+        purpose.plan,
+        purpose.input,
         distribution.task_size,
         bandwidth,
+        sum(each.read_bytes for each in tasks),
+        sum(each.written_bytes for each in tasks),
+        sum(each.seconds for each in tasks),
+        tasks,
     )
 
 
-# Describes the tasks that `weightctl tasks` lists, as text and as JSON.
+# Describes the tasks that `weightctl tasks` lists. Their JSON follows `schemas/tasks.json`.
 
 
-class TaskList(NamedTuple):
-    """The tasks of a planned output, in batches, and the fingerprints of the plan and its input."""
+@dataclass(frozen=True, slots=True)
+class ListedTask:
+    """A task of a worker: the first file that it writes to, its sizes, and the expected time."""
 
-    outcome: Outcome
-    batches: Sequence[Batch]
-    purpose: Purpose
+    task: int
+    file: str
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+    cost: int = field(metadata=NOT_DOCUMENTED)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskList:
+    """The tasks of a planned output, and the fingerprints of the plan and its input."""
+
+    input: str
+    output: str
+    format: str
+    plan: str
+    fingerprint: str
     task_size: int
     bandwidth: int
+    read_bytes: int
+    written_bytes: int
+    seconds: float
+    tasks: Sequence[ListedTask]
 
 
 def list_rows(found: TaskList) -> Iterator[Sequence[Cell]]:
     """Yield the rows of the table of tasks, with a heading."""
     heads = ("file", "task", "read", "written", "expected")
     yield [Cell(text, "bold", right=bool(place)) for place, text in enumerate(heads)]
-    for number, batch in enumerate(found.batches):
+    for each in found.tasks:
         yield [
-            Cell(_name_file(found, batch)),
-            Cell(str(number), right=True),
-            Cell(format_size(batch.read), right=True),
-            Cell(format_size(batch.made), right=True),
-            Cell(_format_seconds(batch.estimate_seconds(found.bandwidth)), "dim", right=True),
+            Cell(each.file),
+            Cell(str(each.task), right=True),
+            Cell(format_size(each.read_bytes), right=True),
+            Cell(format_size(each.written_bytes), right=True),
+            Cell(_format_seconds(each.seconds), "dim", right=True),
         ]
-
-
-def _name_file(found: TaskList, batch: Batch) -> str:
-    """Return the name of the first file that a task writes to."""
-    return [*found.outcome.parts][batch.tasks[0].place[0]]
 
 
 def summarize(found: TaskList) -> list[list[Cell]]:
     """Return the lines below the table: numbers, sizes and expected times."""
-    batches = found.batches
-    seconds = [batch.estimate_seconds(found.bandwidth) for batch in batches]
-    read, made = sum(batch.read for batch in batches), sum(batch.made for batch in batches)
-    total = _format_seconds(sum(seconds))
-    longest = _format_seconds(max(seconds, default=0.0))
-    largest = format_size(max((batch.cost for batch in batches), default=0))
+    tasks = found.tasks
+    total = _format_seconds(found.seconds)
+    longest = _format_seconds(max((each.seconds for each in tasks), default=0.0))
+    largest = format_size(max((each.cost for each in tasks), default=0))
+    read, written = format_size(found.read_bytes), format_size(found.written_bytes)
     return [
         [],
-        [Cell(f"{pluralize(len(batches), 'task')}; the largest has {largest}")],
-        [Cell(f"{format_size(read)} to read, {format_size(made)} to write")],
+        [Cell(f"{pluralize(len(tasks), 'task')}; the largest has {largest}")],
+        [Cell(f"{read} to read, {written} to write")],
         [Cell(f"{total} expected on one core, at most {longest} for a task")],
     ]
 
@@ -229,31 +255,3 @@ def _format_seconds(seconds: float) -> str:
     units = ((3600, "h"), (60, "min"), (1, "s"))
     size, unit = next((each for each in units if seconds >= each[0]), (1e-3, "ms"))
     return f"{seconds / size:.1f} {unit}"
-
-
-def document(path: str, found: TaskList) -> dict[str, Any]:
-    """Return the tasks as JSON, according to `schemas/tasks.json` in the package."""
-    batches = found.batches
-    listed = [
-        {
-            "task": number,
-            "file": _name_file(found, batch),
-            "read_bytes": batch.read,
-            "written_bytes": batch.made,
-            "seconds": batch.estimate_seconds(found.bandwidth),
-        }
-        for number, batch in enumerate(batches)
-    ]
-    return {
-        "input": path,
-        "output": found.outcome.where.path,
-        "format": found.outcome.where.format,
-        "plan": found.purpose.plan,
-        "fingerprint": found.purpose.input,
-        "task_size": found.task_size,
-        "bandwidth": found.bandwidth,
-        "read_bytes": sum(batch.read for batch in batches),
-        "written_bytes": sum(batch.made for batch in batches),
-        "seconds": sum(batch.estimate_seconds(found.bandwidth) for batch in batches),
-        "tasks": listed,
-    }
