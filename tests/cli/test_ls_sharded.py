@@ -24,6 +24,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, axiswise, columnwise, replicate, rowwise
+from weightctl.text.documents import to_document
 from weightctl.weights.info import TensorInfo
 from weightctl.write.outcome import describe_shards
 
@@ -386,7 +387,7 @@ def test_ranks_whose_files_are_alike_share_a_line(tmp_path: Path) -> None:
 def test_what_scripts_get_adds_up(tmp_path: Path) -> None:
     plan = planned(small_checkpoints.mixture(tmp_path), Grid(2, 2))
     outcome = describe_shards(plan, tmp_path / "out")
-    content = document("in", "out", plan, outcome, None)
+    content = to_document(document("in", "out", plan, outcome, None))
     sizes = content["tensor_bytes"]
     assert sizes["whole"] + sizes["replicated"] == sizes["ranks"]
     assert sizes["padding"] == 0

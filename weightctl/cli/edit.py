@@ -141,15 +141,7 @@ def _document(path: str, edited: Edited) -> dict[str, Any]:
         "unset": sorted(changes.removed),
         "renamed": changes.new_names,
         "dropped": changes.dropped_names,
-        "files": [
-            {
-                "path": part.path,
-                "way": part.way.value,
-                "bytes_before": part.before,
-                "bytes_after": part.after,
-            }
-            for part in edited.parts
-        ],
+        "files": edited.parts,
         "index_changed": edited.plan.index is not None,
         "written_bytes": edited.written_bytes,
         "shared_bytes": edited.shared_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -49,6 +50,7 @@ from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.possible import possible
 from weightctl.split import Grid
 from weightctl.storage.location import without_file_scheme
+from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import build_tree
@@ -391,16 +393,20 @@ def _document_gathering(
 _KINDS = {"cut": "split", "replicate": "replicated", "whole": "on one rank"}
 
 
-class _Share(NamedTuple):
-    """A tensor and its shards: the strategy, the shape of each rank's shard, and their bytes.
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A tensor and its shards: the strategy, and the shape of each rank's shard.
 
-    The shape is None for a rank that does not have the tensor. `nbytes` is the sum over ranks.
+    The shape is None for a rank that does not have the tensor. `held` is the sum of their bytes.
     """
 
-    info: TensorInfo
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    bytes: int
     strategy: str
-    shapes: tuple[tuple[int, ...] | None, ...]
-    nbytes: int
+    ranks: tuple[tuple[int, ...] | None, ...]
+    held: int = field(metadata=NOT_DOCUMENTED)
 
 
 def _shares(plan: ShardPlan) -> dict[str, _Share]:
@@ -412,14 +418,18 @@ def _shares(plan: ShardPlan) -> dict[str, _Share]:
         key = info.shape, info.encoding.name, sharding
         if key not in known:
             known[key] = _share(info, sharding)
-        shares[name] = known[key]._replace(info=info)
+        shares[name] = replace(known[key], name=name)
     return shares
 
 
 def _share(info: TensorInfo, sharding: Sharding) -> _Share:
     shapes = tuple(sharding.shape(info.shape, rank) for rank in range(len(sharding.parts)))
     parts = (info._replace(shape=shape) for shape in shapes if shape is not None)
-    return _Share(info, strategy_name(sharding), shapes, sum(part.nbytes for part in parts))
+    held = sum(part.nbytes for part in parts)
+    encoding = info.encoding.name
+    return _Share(
+        info.name, info.shape, encoding, info.nbytes, strategy_name(sharding), shapes, held
+    )
 
 
 def share_rows(plan: ShardPlan) -> Iterator[Sequence[Cell]]:
@@ -431,8 +441,7 @@ def share_rows(plan: ShardPlan) -> Iterator[Sequence[Cell]]:
 
 
 def _look(share: _Share) -> tuple[object, int, int]:
-    info = share.info
-    return (info.shape, info.encoding.name, share.strategy, share.shapes), 1, info.nbytes
+    return (share.shape, share.encoding, share.strategy, share.ranks), 1, share.bytes
 
 
 def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
@@ -440,9 +449,9 @@ def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
     share = line.entry
     if share is not None:
         # A narrow terminal leaves out the type, which does not change, and shortens the strategy.
-        shape, kind = make_shape_cells(share.info.shape, share.info.encoding.name, "", line.times)
+        shape, kind = make_shape_cells(share.shape, share.encoding, "", line.times)
         strategy = Cell(share.strategy, "yellow", short=shorten_strategy(share.strategy))
-        held = rank_shapes(share.info.shape, share.shapes)
+        held = rank_shapes(share.shape, share.ranks)
         return Cell(line.text), shape, kind, size, strategy, held
     if line.name is not None:
         return Cell(f"{line.text} = {plan.tied[line.name]}"), Cell(""), Cell("tied", "cyan")
@@ -524,8 +533,8 @@ class _Amounts(NamedTuple):
 
 def _amounts(plan: ShardPlan, outcome: Outcome) -> _Amounts:
     shares = _shares(plan).values()
-    whole = sum(share.info.nbytes for share in shares)
-    held = sum(share.nbytes for share in shares)
+    whole = sum(share.bytes for share in shares)
+    held = sum(share.held for share in shares)
     return _Amounts(whole, outcome.tensor_bytes, outcome.tensor_bytes - held, held - whole)
 
 
@@ -539,30 +548,20 @@ def document(
         "output": out,
         "format": plan.format,
         "layout": plan.layout,
-        "grid": plan.grid._asdict(),
+        "grid": plan.grid,
         "files": [
             {"name": name, "rank": rank, "tensors": len(shards), "bytes": layout.nbytes}
             for rank, ((name, layout), shards) in enumerate(files)
         ],
         "carried": sorted(outcome.carried),
         "bytes": outcome.nbytes,
-        "tensor_bytes": _amounts(plan, outcome)._asdict(),
+        "tensor_bytes": _amounts(plan, outcome),
         "written": saved is not None,
         **document_times(saved, saved.written_bytes if saved else 0),
         "kept_bytes": saved.kept_bytes if saved else None,
         "started_over": saved.started_over or None if saved else None,
         "notes": list_notes(plan),
-        "tied": dict(plan.tied),
-        "tensors": [
-            {
-                "name": name,
-                "shape": list(share.info.shape),
-                "encoding": share.info.encoding.name,
-                "bytes": share.info.nbytes,
-                "strategy": share.strategy,
-                "ranks": [None if shape is None else list(shape) for shape in share.shapes],
-            }
-            for name, share in _shares(plan).items()
-        ],
+        "tied": plan.tied,
+        "tensors": _shares(plan).values(),
         **document_workers(saved),
     }

@@ -69,8 +69,8 @@ class EditedPart(NamedTuple):
 
     path: str
     way: Way
-    before: int
-    after: int
+    bytes_before: int
+    bytes_after: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
