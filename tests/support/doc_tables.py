@@ -250,13 +250,13 @@ def _list_causes() -> str:
 def _list_families() -> str:
     rows = [
         [
-            _code(family.name),
+            _code(family.family),
             _codes(family.model_types),
-            _code(family.gguf),
-            _codes(family.classes),
-            "yes" if family.can_run else "no",
-            "yes" if family.in_vllm else "no",
-            _name_judges(family.name),
+            _code(family.gguf_architecture),
+            _codes(family.transformers_classes),
+            "yes" if family.runs_in_verify else "no",
+            "yes" if family.vllm_layout else "no",
+            _name_judges(family.family),
         ]
         for family in list_families()
     ]
@@ -295,9 +295,9 @@ def _list_diffusion_families() -> str:
 def _list_missing_judges() -> str:
     """Return why llama.cpp does not judge some models, as a list."""
     reasons = [
-        f"- `{family.name}`{'' if len(alone) == len(cases) else ', some models'}: {reason}."
+        f"- `{family.family}`{'' if len(alone) == len(cases) else ', some models'}: {reason}."
         for family in sorted(list_families())
-        for cases in [_read_cases(family.name)]
+        for cases in [_read_cases(family.family)]
         for alone in [[case for case in cases if case.get("no_llama_cpp")]]
         for reason in dict.fromkeys(case["no_llama_cpp"] for case in alone)
     ]

@@ -91,7 +91,7 @@ def _print_families(context: typer.Context, wanted: bool) -> None:
     if not wanted:
         return
     if context.meta[_JSON]:
-        show_text(json.dumps(_document_families()) + "\n")
+        show_document(_document_families())
     else:
         _show_families()
     raise typer.Exit
@@ -527,10 +527,7 @@ class FitResult(NamedTuple):
             "gpu_layers": self.found.gpu_layers,
             "weights": estimate.weights - estimate.embedding,
             "embedding": estimate.embedding,
-            "caches": [
-                {"kind": kind, "layers": layers, "tokens": cells, "bytes": nbytes}
-                for kind, layers, cells, nbytes in estimate.kinds
-            ],
+            "caches": estimate.kinds,
             "compute": estimate.compute,
             "overhead": self.found.overhead,
             "bytes": self._count_device(),
@@ -604,17 +601,16 @@ def _find_fit(
 class FamilyEntry(NamedTuple):
     """A model family, and what weightctl can do with its models.
 
-    `model_types` are the values of `model_type` in config.json, `gguf` is the architecture in GGUF,
-    and `classes` are the names of transformers' classes. `can_run` says whether `verify` can run
-    the models, and `in_vllm` whether `shard --layout vllm` can write them.
+    `model_types` are the values of `model_type` in config.json. `runs_in_verify` says whether
+    `verify` can run the models, and `vllm_layout` whether `shard --layout vllm` can write them.
     """
 
-    name: str
+    family: str
     model_types: tuple[str, ...]
-    gguf: str
-    classes: tuple[str, ...]
-    can_run: bool
-    in_vllm: bool
+    gguf_architecture: str
+    transformers_classes: tuple[str, ...]
+    runs_in_verify: bool
+    vllm_layout: bool
 
 
 def list_families() -> Iterator[FamilyEntry]:
@@ -642,11 +638,11 @@ def _show_families() -> None:
         heads,
         (
             (
-                family.name,
+                family.family,
                 ", ".join(family.model_types),
-                family.gguf,
-                "yes" if family.can_run else "no",
-                "yes" if family.in_vllm else "no",
+                family.gguf_architecture,
+                "yes" if family.runs_in_verify else "no",
+                "yes" if family.vllm_layout else "no",
             )
             for family in list_families()
         ),
@@ -672,17 +668,7 @@ def _list_diffusion_families() -> list[tuple[str, str]]:
 def _document_families() -> dict[str, Any]:
     """Return the supported families as JSON, according to `schemas/ls.json` in the package."""
     return {
-        "families": [
-            {
-                "family": family.name,
-                "model_types": list(family.model_types),
-                "gguf_architecture": family.gguf,
-                "transformers_classes": list(family.classes),
-                "runs_in_verify": family.can_run,
-                "vllm_layout": family.in_vllm,
-            }
-            for family in list_families()
-        ],
+        "families": list_families(),
         "diffusion_families": [
             {"family": name, "diffusers_class": each, "gguf_architecture": name}
             for name, each in _list_diffusion_families()

@@ -74,13 +74,13 @@ def summary(path: str, contents: Contents) -> list[list[Cell]]:
 
 def _describe_mtp(mtp: MtpContents) -> str:
     """Return a line about layers for multi-token prediction, empty if there are none."""
-    layers = pluralize(mtp.layers or mtp.stated, "layer")
+    layers = pluralize(mtp.layers or mtp.stated_layers, "layer")
     if not mtp.layers:
         lost = f"MTP (multi-token prediction): the config states {layers}, but there are no tensors"
-        return lost if mtp.stated else ""
+        return lost if mtp.stated_layers else ""
     return (
         f"MTP (multi-token prediction): {layers}, {pluralize(len(mtp.tensors), 'tensor')}, "
-        f"{format_count(mtp.parameters)} parameters, {format_size(mtp.nbytes)}"
+        f"{format_count(mtp.parameters)} parameters, {format_size(mtp.bytes)}"
     )
 
 
@@ -225,7 +225,7 @@ def document(
     """
     header = header_of(contents.weights)
     name, architecture = contents.identity
-    adapter, details = contents.adapter, read_details(contents)
+    mtp, details = contents.mtp, read_details(contents)
     described = value_document if whole_metadata else _abbreviate_value
     return {
         "path": path,
@@ -235,15 +235,15 @@ def document(
         "quantization": details.quantization,
         "context_length": details.context_length,
         "license": details.license,
-        "files": list(header.files),
+        "files": header.files,
         "file_bytes": details.file_bytes,
         "alignment": header.alignment,
         "big_endian": header.big_endian,
-        "notes": list(header.notes),
-        "grid": None if contents.grid is None else contents.grid._asdict(),
+        "notes": header.notes,
+        "grid": contents.grid,
         "totals": _totals(contents),
         "tensors": [_tensor(contents, each, digests) for each in names if each in contents.tensors],
-        "tied": dict(contents.aliases),
+        "tied": contents.aliases,
         "values": [
             {
                 "name": each,
@@ -255,36 +255,16 @@ def document(
         "logical": [
             {
                 "name": weight.name,
-                "shape": list(weight.shape),
+                "shape": weight.shape,
                 "scheme": weight.label,
                 "bits_per_weight": weight.bits,
-                "parts": list(weight.tensors),
+                "parts": weight.tensors,
             }
             for weight in contents.quantized.values()
         ],
-        "adapter": adapter
-        and {
-            "ranks": list(adapter.ranks),
-            "matrices": adapter.matrices,
-            "base": adapter.base or None,
-            "alpha": adapter.alpha,
-        },
-        "mtp": _mtp(contents),
+        "adapter": contents.adapter,
+        "mtp": mtp if mtp.layers or mtp.stated_layers else None,
         "metadata": {key: described(value) for key, value in header.metadata.items()},
-    }
-
-
-def _mtp(contents: Contents) -> dict[str, Any] | None:
-    """Return the layers for multi-token prediction, None if there are none and none is stated."""
-    mtp = contents.mtp
-    if not mtp.layers and not mtp.stated:
-        return None
-    return {
-        "layers": mtp.layers,
-        "stated_layers": mtp.stated,
-        "tensors": list(mtp.tensors),
-        "parameters": mtp.parameters,
-        "bytes": mtp.nbytes,
     }
 
 
@@ -338,7 +318,7 @@ def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) ->
     info, extent = header.tensors[name], header.extents[name]
     return {
         "name": name,
-        "shape": list(info.shape),
+        "shape": info.shape,
         "encoding": info.encoding.name,
         "bytes": extent.nbytes,
         "role": "part" if name in contents.part_of else contents.buffers.get(name, "weight"),
@@ -347,7 +327,7 @@ def _tensor(contents: Contents, name: str, digests: Mapping[str, str] | None) ->
         "alignment": find_alignment(extent.offset),
         "sha256": digests[name] if digests is not None else None,
         "sharding": _sharding(header, name),
-    }  # fmt: skip
+    }
 
 
 def _sharding(header: Header, name: str) -> dict[str, Any] | None:

@@ -52,15 +52,15 @@ class Totals(NamedTuple):
 class MtpContents(NamedTuple):
     """The layers for multi-token prediction (MTP), which follow those of the model.
 
-    `stated` is the number of layers that the config states, and `layers` the number of those that
-    the checkpoint has. `tensors` are the listed entries of these layers.
+    `stated_layers` is the number of layers that the config states, and `layers` the number of those
+    that the checkpoint has. `tensors` are the listed entries of these layers.
     """
 
     layers: int
-    stated: int
+    stated_layers: int
     tensors: tuple[str, ...]
     parameters: int
-    nbytes: int
+    bytes: int
 
 
 class Contents:
@@ -193,10 +193,10 @@ class Contents:
         entries = {name: self.entries[name] for name in meant if name in self.entries}
         return MtpContents(
             layers=found.layers,
-            stated=found.stated,
+            stated_layers=found.stated,
             tensors=tuple(entries),
             parameters=count_parameters(entries.values(), self.buffers),
-            nbytes=sum(
+            bytes=sum(
                 header_of(self.weights).extents[name].nbytes
                 if isinstance(entry, TensorInfo)
                 else entry.nbytes

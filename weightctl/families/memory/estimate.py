@@ -108,8 +108,8 @@ class KindTotal(NamedTuple):
 
     kind: CacheKind
     layers: int
-    cells: int
-    nbytes: int
+    tokens: int
+    bytes: int
 
 
 class FittingLayers(NamedTuple):
