@@ -82,8 +82,7 @@ def show(
         if npy is not None:
             _write_npy(npy, values, force=force)
         if as_json:
-            document = _document(path, tensor.info, values, with_values=npy is None)
-            show_document(document)
+            show_document(_document(path, tensor.info, values, with_values=npy is None))
         elif npy is None:
             if not quiet:
                 show_table([[Cell(tensor.info.name, "bold"), *_describe(tensor.info)]])
@@ -158,16 +157,13 @@ def _document(
     path: str, info: TensorInfo, values: NDArray[Any], *, with_values: bool
 ) -> dict[str, Any]:
     """Return the selected values as JSON; those that are not finite are null."""
-    made: Any = None
-    if with_values:
-        made = _as_lists(values)
     return {
         "path": path,
         "name": info.name,
-        "shape": list(info.shape),
+        "shape": info.shape,
         "encoding": info.encoding.name,
-        "selected": list(values.shape),
-        "values": made,
+        "selected": values.shape,
+        "values": _as_lists(values) if with_values else None,
     }
 
 
@@ -176,8 +172,4 @@ def _as_lists(values: NDArray[Any]) -> Any:
 
     if values.dtype.kind == "c":
         values = np.stack([np.real(values), np.imag(values)], axis=-1)
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        objects = values.astype(object)
-        objects[~np.isfinite(values)] = None
-        return objects.tolist()
     return values.tolist()
