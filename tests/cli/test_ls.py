@@ -889,6 +889,13 @@ def test_json_without_metadata_has_an_empty_object(tmp_path: Path) -> None:
     assert json.loads(weightctl("ls", path, "--json").stdout)["metadata"] == {}
 
 
+def test_json_keeps_an_empty_text_of_the_metadata(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(Gguf().file(values={"general.name": ("string", "")}))
+    made = json.loads(weightctl("ls", tmp_path / "m.gguf", "--json").stdout)
+    assert made["metadata"]["general.name"] == {"type": "string", "value": ""}
+    assert made["name"] is None
+
+
 def test_json_has_the_metadata_whole_where_it_is_asked_for(gguf: Path) -> None:
     metadata = json.loads(weightctl("ls", gguf, "--json", "--meta").stdout)["metadata"]
     assert metadata["general.file_type"] == {"type": "u32", "value": 7}

@@ -134,7 +134,7 @@ def report(
         "structure": Result(
             figures=StructureFigures(
                 files=1, nbytes=98_400_000, tensors=272,
-                readers={"gguf": "", "safetensors": "does not read this format"},
+                readers={"gguf": None, "safetensors": "does not read this format"},
             ),
         ),
         "finite": Result(

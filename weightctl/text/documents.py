@@ -18,8 +18,8 @@ NOT_DOCUMENTED = {"is_documented": False}
 def to_document(value: Any, spell: Callable[[float], Any] = lambda _: None) -> Any:
     """Return a value as JSON has it: records are objects, and sequences are arrays.
 
-    The keys are the names of the fields. An empty text in an object is null. `spell` returns what
-    stands for a number that is not finite, by default null.
+    The keys are the names of the fields. An empty text in a field is null; in a mapping, it stays.
+    `spell` returns what stands for a number that is not finite, by default null.
     """
     if isinstance(value, Enum):
         return value.value
@@ -28,13 +28,14 @@ def to_document(value: Any, spell: Callable[[float], Any] = lambda _: None) -> A
     if isinstance(value, float):
         return value if isfinite(value) else spell(value)
     members = _list_members(value)
-    if members is None and isinstance(value, Mapping):
-        members = dict(cast("Mapping[str, Any]", value))
     if members is not None:
         return {
             name: None if member == "" else to_document(member, spell)
             for name, member in members.items()
         }
+    if isinstance(value, Mapping):
+        given = cast("Mapping[str, Any]", value)
+        return {name: to_document(member, spell) for name, member in given.items()}
     return [to_document(each, spell) for each in cast("Iterable[Any]", value)]
 
 

@@ -35,15 +35,15 @@ class Figures(ABC):
 class StructureFigures(Figures):
     """The files of a checkpoint, and the results of other readers.
 
-    `readers` maps names of libraries (`safetensors`, `gguf`, `torch`) to text. The text is empty if
-    the library reads all files; otherwise it is one line that names the rejected file and the
-    reason, or says why the library was not used.
+    `readers` maps names of libraries (`safetensors`, `gguf`, `torch`) to text: one line
+    that names the rejected file and the reason, or says why the library was not used. It is None if
+    the library reads all files.
     """
 
     files: int
     nbytes: int
     tensors: int
-    readers: Mapping[str, str] = field(default_factory=dict[str, str])
+    readers: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
 
     def summarize(self) -> str:
         reading = [name for name, error in self.readers.items() if not error]

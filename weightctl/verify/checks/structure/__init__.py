@@ -69,7 +69,7 @@ def check(request: Request) -> Result:
             files=len(header.files),
             nbytes=sum(file_size(path) for path in header.files),
             tensors=len(header.tensors),
-            readers={answer.reader: answer.reason} if answer.reader else {},
+            readers={answer.reader: answer.reason or None} if answer.reader else {},
         ),
         notes=(
             *header.notes,
