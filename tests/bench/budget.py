@@ -82,7 +82,7 @@ class Bench:
         judged = self._judge(usual, own) if self.is_judged else None
         return Compared(
             self.measure(usual),
-            found.certificate.mean,
+            found.certificate.divergence,
             judged,
             os.path.getsize(own) / os.path.getsize(usual),
             seconds,

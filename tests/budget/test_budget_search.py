@@ -60,12 +60,12 @@ def test_a_size_is_met_from_below_with_less_divergence_than_a_recipe_has(
     assert own.divergence.mean < 0.9 * recipe.divergence.mean
     # The certificate is what the file is measured to be.
     certificate = found.certificate
-    assert certificate.mean == pytest.approx(own.divergence.mean, rel=1e-3)
+    assert certificate.divergence == pytest.approx(own.divergence.mean, rel=1e-3)
     assert certificate.top_1 == own.divergence.top_1
     assert certificate.perplexity == pytest.approx(own.perplexity, rel=1e-4)
     metadata = header_of(open_weights(out)).metadata
     stated = metadata["weightctl.budget.divergence"].content
-    assert stated == pytest.approx(certificate.mean, rel=1e-6)
+    assert stated == pytest.approx(certificate.divergence, rel=1e-6)
     # The recipe gives the same types, without a search.
     (tmp_path / "found.toml").write_text(found.toml)
     again = convert(tiny_llama, tmp_path / "again.gguf", quant=str(tmp_path / "found.toml"))
@@ -78,7 +78,7 @@ def test_bits_per_weight_are_met_and_types_are_those_listed(
 ) -> None:
     options: dict[str, Any] = {"bits": 5.0, "types": ["Q4_K", "Q6_K"], "same_type": "attn_[qkv]"}
     found = find(tiny_llama, tmp_path / "out.gguf", **options)
-    assert 4.9 < found.bits <= 5.0
+    assert 4.9 < found.bits_per_weight <= 5.0
     by_name = {each.name: each.type for each in found.tensors}
     assert {*by_name.values()} == {"Q4_K", "Q6_K"}
     for layer in range(3):
@@ -90,7 +90,7 @@ def test_a_divergence_is_met_when_measured(tiny_llama: Path, tmp_path: Path) -> 
     out = tmp_path / "out.gguf"
     found = find(tiny_llama, out, divergence=0.02)
     assert measure(out, tiny_llama).divergence.mean <= 0.02
-    assert 0.015 < found.certificate.mean <= 0.02
+    assert 0.015 < found.certificate.divergence <= 0.02
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_only_tokens_that_follow_others_in_a_text_have_a_perplexity(
     search._held_out = SimpleNamespace(is_text=is_text, count=count, source="tokens")
     draft = search.make_draft(3.5)
     wanted = 3.5 if has_perplexity else None
-    assert (draft.perplexity, draft.source_perplexity, draft.mean) == (wanted, wanted, 3.5)
+    assert (draft.perplexity, draft.source_perplexity, draft.divergence) == (wanted, wanted, 3.5)

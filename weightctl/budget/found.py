@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.plan.recipe_lines import Recipe, RecipeLine
+from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.wording import number
 from weightctl.verify.run.output import predict
 from weightctl.verify.run.parts import Running
@@ -22,34 +23,40 @@ if TYPE_CHECKING:
 _KEY = "weightctl.budget"
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenType:
-    """The type of a tensor. `divergences` has what each type alone causes, in nats, by its name."""
+class MeasuredType(NamedTuple):
+    """A type that a tensor could have: its bytes, and the divergence that it causes, in nats."""
+
+    type: str
+    bytes: int
+    divergence: float
+
+
+class ChosenType(NamedTuple):
+    """The type of a tensor, and all types that it could have."""
 
     name: str
     type: str
-    divergences: Mapping[str, float]
-    nbytes: Mapping[str, int]
+    types: tuple[MeasuredType, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTypes:
     """The types that a search found for a budget, and what the result was measured to be.
 
-    `budget` is the budget as an option. `bits` are the bits per weight of the whole model.
-    `predicted` is the sum of the divergences of all tensors, in nats. `calibration` describes the
-    text on which sensitivities were measured, and `notes` are for the user. `default` is the type
-    of further weights of a model directory; for GGUF, it is empty.
+    `limit` is the budget as an option. `bits_per_weight` are those of the whole model.
+    `predicted_divergence` is the sum of the divergences of all tensors, in nats. `calibration`
+    describes the text on which sensitivities were measured, and `notes` are for the user. `default`
+    is the type of further weights of a model directory; for GGUF, it is empty.
     """
 
-    budget: str
-    bits: float
-    predicted: float
+    limit: str
+    bits_per_weight: float
+    predicted_divergence: float
     calibration: str
-    tensors: tuple[ChosenType, ...]
     certificate: Certificate
-    notes: tuple[str, ...] = ()
-    default: str = ""
+    tensors: tuple[ChosenType, ...]
+    notes: tuple[str, ...] = field(default=(), metadata=NOT_DOCUMENTED)
+    default: str = field(default="", metadata=NOT_DOCUMENTED)
 
     @property
     def types(self) -> dict[str, str]:
@@ -59,8 +66,9 @@ class FoundTypes:
     @property
     def toml(self) -> str:
         """The recipe as the text of a TOML file, which --quant reads."""
+        bits = f"{self.bits_per_weight:.4f} bits per weight"
         lines = [
-            f"# Found by `weightctl convert {self.budget}`: {self.bits:.4f} bits per weight.",
+            f"# Found by `weightctl convert {self.limit}`: {bits}.",
             *(f"# {line}" for line in describe_certificate(self.certificate)),
             *(["", f'default = "{self.default}"'] if self.default else []),
             "",
@@ -68,36 +76,6 @@ class FoundTypes:
             *(f"'{_pattern(each.name)}' = \"{each.type}\"" for each in self.tensors),
         ]
         return "\n".join(lines) + "\n"
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The result as JSON, according to `schemas/convert.json`."""
-        return {
-            "limit": self.budget,
-            "bits_per_weight": self.bits,
-            "predicted_divergence": self.predicted,
-            "calibration": self.calibration,
-            "certificate": {
-                "text": self.certificate.text,
-                "tokens": self.certificate.tokens,
-                "divergence": self.certificate.mean,
-                "divergence_percentile_99": self.certificate.percentile_99,
-                "top_1": self.certificate.top_1,
-                "perplexity": self.certificate.perplexity,
-                "source_perplexity": self.certificate.source_perplexity,
-            },
-            "tensors": [
-                {
-                    "name": each.name,
-                    "type": each.type,
-                    "types": [
-                        {"type": kind, "bytes": each.nbytes[kind], "divergence": divergence}
-                        for kind, divergence in each.divergences.items()
-                    ],
-                }
-                for each in self.tensors
-            ],
-        }
 
 
 def make_recipe(name: str, types: Mapping[str, str]) -> Recipe:
@@ -117,22 +95,17 @@ def _pattern(name: str) -> str:
 
 def make_metadata(budget: str, certificate: Certificate, bits: float) -> dict[str, MetadataValue]:
     """Return the certificate as metadata of the file; its size depends only on the two texts."""
-    numbers = {
-        "bits_per_weight": bits,
-        "divergence": certificate.mean,
-        "divergence_percentile_99": certificate.percentile_99,
-        "top_1": certificate.top_1,
-        "perplexity": certificate.perplexity,
-        "source_perplexity": certificate.source_perplexity,
-    }
+    text, tokens, *_ = certificate
+    numbers = {"bits_per_weight": bits, **certificate._asdict()}
+    del numbers["text"], numbers["tokens"]
     made = {f"{_KEY}.asked": MetadataValue("string", budget)}
     made |= {
         f"{_KEY}.{name}": MetadataValue("f32", float(value))
         for name, value in numbers.items()
         if value is not None
     }
-    made[f"{_KEY}.text"] = MetadataValue("string", certificate.text)
-    made[f"{_KEY}.tokens"] = MetadataValue("u32", certificate.tokens)
+    made[f"{_KEY}.text"] = MetadataValue("string", text)
+    made[f"{_KEY}.tokens"] = MetadataValue("u32", tokens)
     return made
 
 
@@ -142,7 +115,7 @@ def describe_certificate(given: Certificate) -> list[str]:
     if given.perplexity is not None and given.source_perplexity is not None:
         before, after = number(given.source_perplexity, 4), number(given.perplexity, 4)
         perplexity = f"; perplexity {before} -> {after}"
-    mean, high = number(given.mean), number(given.percentile_99)
+    mean, high = number(given.divergence), number(given.divergence_percentile_99)
     same = f"same top token {100 * given.top_1:.1f} %"
     return [
         f"KL divergence {mean} nats (99th percentile {high}), {same}",
@@ -160,13 +133,13 @@ class Certificate(NamedTuple):
     token. Perplexities are None if the tokens are not text.
     """
 
-    mean: float
-    percentile_99: float
+    text: str
+    tokens: int
+    divergence: float
+    divergence_percentile_99: float
     top_1: float
     perplexity: float | None
     source_perplexity: float | None
-    tokens: int
-    text: str
 
 
 class SourceJudge:
@@ -183,13 +156,13 @@ class SourceJudge:
         found = predict(quantized, self._running, own, self._wanted, self._prompt)
         divergence = found.divergence
         return Certificate(
-            mean=_number(divergence.mean),
-            percentile_99=_number(divergence.percentile_99),
+            text=self._prompt.source,
+            tokens=self._prompt.count,
+            divergence=_number(divergence.mean),
+            divergence_percentile_99=_number(divergence.percentile_99),
             top_1=_number(divergence.top_1),
             perplexity=found.perplexity,
             source_perplexity=divergence.reference_perplexity,
-            tokens=self._prompt.count,
-            text=self._prompt.source,
         )
 
 

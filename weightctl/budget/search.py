@@ -194,7 +194,7 @@ def quantize(
     # The certificate has the same size whatever its numbers are.
     draft = make_metadata(budget.option, search.make_draft(), 0.0)
     found = search.find(_count_beside(first, draft, space.alignment))
-    recipe = make_recipe(found.budget, found.types)
+    recipe = make_recipe(found.limit, found.types)
     return plan(quant=recipe, metadata=_list_settings(found, settings)), found
 
 
@@ -239,7 +239,7 @@ def _quantize_directory(
 
 
 def _list_settings(found: FoundTypes, settings: Sequence[Setting]) -> list[Setting]:
-    measured = make_metadata(found.budget, found.certificate, found.bits)
+    measured = make_metadata(found.limit, found.certificate, found.bits_per_weight)
     return [*(Setting.of(key, each) for key, each in measured.items()), *settings]
 
 

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.budget.assignment import TypeChoice, choose_types, find_cheapest, sum_bytes
-from weightctl.budget.found import Certificate, ChosenType, FoundTypes, SourceJudge
+from weightctl.budget.found import (
+    Certificate,
+    ChosenType,
+    FoundTypes,
+    MeasuredType,
+    SourceJudge,
+)
 from weightctl.calibrate.chunks import read_texts
 from weightctl.errors import ConversionError
 from weightctl.families.memory.estimate import estimate_memory
@@ -89,8 +95,8 @@ class TypeSearch:
         has_perplexity = self._held_out.is_text and self._held_out.count > 1
         perplexity = value if has_perplexity else None
         return Certificate(
+            self._held_out.source, self._held_out.count,
             value, value, value, perplexity, perplexity,
-            self._held_out.count, self._held_out.source,
         )  # fmt: skip
 
     def find(self, beside: int) -> FoundTypes:
@@ -168,10 +174,10 @@ class TypeSearch:
         wanted = self._budget.divergence or 0.0
         best = self._gather([*map(find_cheapest, self._choices)])
         certificate = self._measure(best)
-        if not certificate.mean <= wanted:
+        if not certificate.divergence <= wanted:
             raise ConversionError(
                 f"{self._budget.option} cannot be reached: with the largest types, the measured "
-                f"divergence is {number(certificate.mean)} nats",
+                f"divergence is {number(certificate.divergence)} nats",
                 hint="use a larger limit, or add larger types with --types, such as F16",
             )
         # What is measured differs from the sum of the predictions by a factor that changes slowly.
@@ -184,10 +190,10 @@ class TypeSearch:
             tried.add(made.nbytes)
             found = self._measure(made)
             if made.predicted:
-                ratio = found.mean / made.predicted
-            if found.mean <= wanted:
+                ratio = found.divergence / made.predicted
+            if found.divergence <= wanted:
                 best, certificate = made, found
-                if found.mean >= _CLOSE * wanted:
+                if found.divergence >= _CLOSE * wanted:
                     break
         return best, certificate
 
@@ -211,20 +217,23 @@ class TypeSearch:
             ChosenType(
                 each.name,
                 chosen.types[each.name],
-                {kind: self._costs[each.name, kind] for kind in each.nbytes},
-                each.nbytes,
+                tuple(
+                    MeasuredType(kind, nbytes, self._costs[each.name, kind])
+                    for kind, nbytes in each.nbytes.items()
+                ),
             )
             for each in candidates
         )
-        nbytes = sum(self._space.others) + sum(each.nbytes[each.type] for each in tensors)
+        nbytes = sum(self._space.others)
+        nbytes += sum(each.nbytes[chosen.types[each.name]] for each in candidates)
         notes = dict.fromkeys([*self._calibration.notes, *self._held_out.notes])
         return FoundTypes(
-            budget=self._budget.option,
-            bits=8 * nbytes / self._space.size,
-            predicted=chosen.predicted,
+            limit=self._budget.option,
+            bits_per_weight=8 * nbytes / self._space.size,
+            predicted_divergence=chosen.predicted,
             calibration=self._calibration.source,
-            tensors=tensors,
             certificate=certificate,
+            tensors=tensors,
             notes=tuple(notes),
         )
 

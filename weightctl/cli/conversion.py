@@ -33,6 +33,7 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.metadata import Setting
 from weightctl.plan.type_rules import TypeRule
+from weightctl.text.documents import to_document
 from weightctl.weights.nodes import build_tree
 from weightctl.write.convert import convert as convert_checkpoint
 from weightctl.write.targets import STDOUT, check_new_file, is_stream
@@ -171,7 +172,9 @@ def write_output(
             )
     if found is not None and given["recipe_out"] is not None:
         write_content(given["recipe_out"], found.toml.encode(), force=force)
-    made = document_outputs(path, conversion) | ({"budget": found.document} if found else {})
+    made = document_outputs(path, conversion)
+    if found is not None:
+        made["budget"] = to_document(found)
     saved = conversion.saved
     if report is not None and (saved is None or saved.is_last):
         write_report(report, made, force=force)
@@ -204,7 +207,7 @@ def _list_found(found: FoundTypes) -> Iterator[list[Cell]]:
     """Yield the lines for the result of a search: the bits per weight and the certificate."""
     from weightctl.budget.found import describe_certificate
 
-    yield [Cell(f"{found.budget}: {found.bits:.3f} bits per weight")]
+    yield [Cell(f"{found.limit}: {found.bits_per_weight:.3f} bits per weight")]
     yield from ([Cell(line)] for line in describe_certificate(found.certificate))
 
 
