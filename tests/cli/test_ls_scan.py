@@ -22,7 +22,7 @@ from commands import run_command as weightctl
 from conftest import ROOT
 from lazy import torch
 from payloads import call, stream, text, whole
-from weightctl.formats.switch import switch_bytes, switch_path
+from weightctl.formats.replacement_record import switch_bytes, switch_path
 from weightctl.inspection import scan as scanning
 from weightctl.system.temporary import temporary_name
 

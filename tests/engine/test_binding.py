@@ -27,8 +27,8 @@ from weightctl.device import CPU
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession
 from weightctl.engine.bound_weights import BoundWeights
-from weightctl.engine.forms import WeightForm
-from weightctl.engine.stored import to_stored_weight
+from weightctl.engine.stored_weights import to_stored_weight
+from weightctl.engine.weight_forms import WeightForm
 from weightctl.errors import EngineError, FormatError
 from weightctl.graph import Graph, ShardingStrategy, TensorType, Weight, ops
 from weightctl.nn import Linear

@@ -39,7 +39,7 @@ from weightctl import (
 from weightctl.dtype import ENCODINGS
 from weightctl.engine import InferenceSession, bound_weights
 from weightctl.engine.bound_weights import Arrival, WeightsAhead
-from weightctl.engine.stored import InFiles
+from weightctl.engine.stored_weights import InFiles
 from weightctl.errors import EngineError, FormatError
 from weightctl.graph import Graph, TensorType, Value, Weight, ops
 from weightctl.graph.ops import OPS

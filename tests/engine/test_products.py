@@ -18,11 +18,11 @@ from rows import in_blocks
 from weightctl import DeviceRef, DType, Plan, QuantizationEncoding, open_weights, save
 from weightctl.codecs import transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.engine import InferenceSession, forms, products, schedule
+from weightctl.engine import InferenceSession, products, schedule, weight_forms
 from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.devices import exact_products
-from weightctl.engine.forms import WeightForm
-from weightctl.engine.stored import InMemory, to_stored_weight
+from weightctl.engine.stored_weights import InMemory, to_stored_weight
+from weightctl.engine.weight_forms import WeightForm
 from weightctl.errors import EngineError
 from weightctl.graph import Graph, TensorType, Weight, ops
 from weightctl.graph.ops import device_blocks, lowering
@@ -347,7 +347,7 @@ def test_graphs_decode_on_their_device(
         decoded.append(blocks.numel())
         return decode_there(blocks, *given)
 
-    for module in (forms, schedule, lowering):
+    for module in (weight_forms, schedule, lowering):
         monkeypatch.setattr(module, "decodes_on", lambda _, encoding: decodes_on("gpu", encoding))
     monkeypatch.setattr(lowering, "decode_there", decode)
     found = loaded(reading(name, CPU), tree, resident=resident).execute(x)

@@ -345,7 +345,7 @@ import sys
 import numpy as np
 from weightctl import open_weights
 from weightctl.schemes.dequantize import dequantize_weights
-from weightctl.sharding.knowledge import stored_weights
+from weightctl.sharding.properties import stored_weights
 from weightctl.inspection.contents import Contents
 
 weights = open_weights(sys.argv[1])

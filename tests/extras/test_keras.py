@@ -18,7 +18,7 @@ import pytest
 
 from weightctl import convert, open_weights
 from weightctl.errors import ConversionError, FormatError
-from weightctl.extras.keras import apart
+from weightctl.extras.keras import reader_process
 from weightctl.weights.info import Leaf
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
 def test_the_end_of_the_process_of_h5py_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "_PROGRAM", "import os; os.abort()")
+    monkeypatch.setattr(reader_process, "_PROGRAM", "import os; os.abort()")
     with pytest.raises(FormatError, match="the library of HDF5 stopped"):
         open_weights(write(tmp_path / "w.h5", {"a": [1.0]}))
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import ENCODINGS
 from weightctl.families import FAMILIES
+from weightctl.families.config_writing import model_type_of, to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
-from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.families.family import Family
-    from weightctl.families.parts import Name
+    from weightctl.families.modules import Name
 
 Document = dict[str, Any]
 LLAMA3 = {

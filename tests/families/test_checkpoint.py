@@ -17,7 +17,7 @@ from each import each
 from weightctl import DType, convert, open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
-from weightctl.families.kinds import show_value, show_values_apart
+from weightctl.families.config_values import show_value, show_values_apart
 from weightctl.families.model import DescribedModel
 from weightctl.families.names import is_matrix_weight, is_projection, layer, role
 from weightctl.families.nearest import describe_nearest

@@ -28,8 +28,9 @@ from weightctl import open_weights
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families import FAMILIES
 from weightctl.families.common_keys import HARMLESS, REFUSED, USED, describe_foreign_classes
+from weightctl.families.config_keys import REQUIRED
+from weightctl.families.config_writing import model_type_of, to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
-from weightctl.families.keys import REQUIRED
 from weightctl.families.recognition import recognize
 from weightctl.families.rope_factors import (
     RopeScaling,
@@ -41,7 +42,6 @@ from weightctl.families.rope_factors import (
     with_llama3,
 )
 from weightctl.families.towers import find_tower
-from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from weightctl import DType, convert, open_weights, shard
 from weightctl.device import CPU
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
+from weightctl.families.config_writing import to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.layers import WORDS
 from weightctl.families.rope_factors import RopeScaling
-from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network

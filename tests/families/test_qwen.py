@@ -17,8 +17,8 @@ from small_models import checkpoint, in_gguf, logits, tokens_below
 from weightctl import convert, open_weights, shard
 from weightctl.errors import ArchitectureError, TensorSplitError
 from weightctl.families import FAMILIES, recognize
+from weightctl.families.config_writing import to_gguf, to_hugging_face
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.nn.models import build_network
 from weightctl.weights import WeightData
 from weightctl.weights.from_arrays import as_checkpoint

@@ -25,20 +25,20 @@ from lazy import torch, transformers
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES
+from weightctl.families.config_keys import RowCount
+from weightctl.families.config_writing import model_type_of, to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
-from weightctl.families.keys import RowCount
 from weightctl.families.model import ARCHITECTURE
-from weightctl.families.parts import shape_of
+from weightctl.families.modules import shape_of
 from weightctl.families.recognition import find_typed_family
 from weightctl.families.rope_factors import RopeScaling
-from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
     from weightctl.families.family import Family
-    from weightctl.families.parts import Name, TensorNames
+    from weightctl.families.modules import Name, TensorNames
 
 ROWS = json.loads((Path(__file__).parent / "releases.json").read_text())
 RELEASES = {row["name"]: row for row in ROWS}

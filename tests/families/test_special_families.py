@@ -20,10 +20,10 @@ from weightctl.device import CPU
 from weightctl.engine import InferenceSession
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
+from weightctl.families.config_writing import to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.mtp import with_mtp_layers
 from weightctl.families.rope import find_rotated_share
-from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network

@@ -19,9 +19,9 @@ from weightctl import DType, convert, open_weights, shard
 from weightctl.device import CPU
 from weightctl.errors import ArchitectureError
 from weightctl.families import FAMILIES, recognize
+from weightctl.families.config_writing import to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.state_space import without_auto
-from weightctl.families.written import to_gguf, to_hugging_face
 from weightctl.graph import ops
 from weightctl.graph.graph import Graph
 from weightctl.nn.models.encoder_decoder import RelativeBias

@@ -22,14 +22,13 @@ from each import each
 from weightctl import open_weights
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import FAMILIES
+from weightctl.families.config_values import Exactly, Flag, OrNone, WholeNumber
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.decoder import DecoderConfig
-from weightctl.families.kinds import Exactly, Flag, OrNone, WholeNumber
 from weightctl.families.latent import YARN_MULTIPLIER
 from weightctl.families.layers import LayersAlike
-from weightctl.families.lines import LINES as USUAL
+from weightctl.families.modules import part_of_layer, role, shape_of
 from weightctl.families.mtp_tensors import MOST_LAYERS, MtpTensors
-from weightctl.families.parts import part_of_layer, role, shape_of
 from weightctl.families.recognition import recognize
 from weightctl.families.rope import HEAD_MULTIPLIER, LONGROPE_KEYS
 from weightctl.families.state_space import Unlimited
@@ -56,7 +55,8 @@ from weightctl.families.steps import (
     turn_heads,
 )
 from weightctl.families.steps import rope_rows as rope_rows_change
-from weightctl.nn.cuts import ROLES
+from weightctl.families.usual_names import LINES as USUAL
+from weightctl.nn.layer_sharding import ROLES
 from weightctl.system.registry import load
 from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.weights.metadata import MetadataValue
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl import Weights
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.families.family import Family
-    from weightctl.families.keys import NamingConvention
-    from weightctl.families.parts import Change, Name
+    from weightctl.families.modules import Change, Name
     from weightctl.weights.derived import Step
 
 

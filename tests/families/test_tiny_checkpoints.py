@@ -10,7 +10,7 @@ import tiny
 from each import each
 from weightctl import open_weights
 from weightctl.families import FAMILIES, recognize
-from weightctl.families.parts import shape_of
+from weightctl.families.modules import shape_of
 from weightctl.families.steps import INT32
 from weightctl.verify import Request, Subject, verify_request
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pytest
     from numpy.typing import NDArray
 
-    from weightctl.families.keys import Config
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.config_keys import Config
+    from weightctl.families.modules import TensorNames
 
 
 def make_zeros(_: object, names: TensorNames, config: Config) -> NDArray[Any]:

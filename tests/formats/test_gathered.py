@@ -26,7 +26,7 @@ from sharded_files import (
 from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.record import Shard, SourceShard
+from weightctl.formats.sharded.records import Shard, SourceShard
 from weightctl.split import Cut, Grid, Sharding, Whole, columnwise
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue, text

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from weightctl.formats.sharded.stated import first_gap, join_parts
+from weightctl.formats.sharded.manifest_json import first_gap, join_parts
 from weightctl.split import Cut
 
 

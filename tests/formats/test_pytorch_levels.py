@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from each import each
 from lazy import torch
-from weightctl.formats.pickles.emit import emit
-from weightctl.formats.pytorch.levels import (
+from weightctl.formats.pickles.writing import emit
+from weightctl.formats.pytorch.nesting import (
     LEVELS_KEY,
     is_value,
     levels_value,

@@ -20,7 +20,7 @@ from strategies import tensors as any_tensors
 from weightctl.dtype import ENCODINGS, Encoding, unknown_encoding
 from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, Part, write_in_order
-from weightctl.formats.pytorch.levels import LEVELS_KEY, levels_value
+from weightctl.formats.pytorch.nesting import LEVELS_KEY, levels_value
 from weightctl.formats.pytorch.writing import RECORD, layout, unfit
 from weightctl.weights import TensorInfo
 from weightctl.weights.metadata import MetadataValue, from_json, text

@@ -14,7 +14,7 @@ from sharded_files import Drawn, document_of, drawn_sets, manifest_of, refusal
 from weightctl import open_weights
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
 from weightctl.formats.sharded.opening import MANIFEST
-from weightctl.formats.sharded.record import RankFile, SourceFingerprint
+from weightctl.formats.sharded.records import RankFile, SourceFingerprint
 
 if TYPE_CHECKING:
     from pathlib import Path

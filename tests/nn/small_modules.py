@@ -77,13 +77,13 @@ def refusal(module: Module, state: Any, **options: Any) -> str:
 
 
 def all_weights(module: Module) -> list[tuple[str, Weight]]:
-    from weightctl.nn.sites import find_owned
+    from weightctl.nn.weight_names import find_owned
 
     return [(name, sites[0].weight) for name, sites in find_owned(module).items()]
 
 
 def values(module: Module) -> dict[str, Any]:
-    from weightctl.nn.sites import find_owned
     from weightctl.nn.values import get_value
+    from weightctl.nn.weight_names import find_owned
 
     return {name: get_value(sites[0].weight) for name, sites in find_owned(module).items()}

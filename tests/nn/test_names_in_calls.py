@@ -14,7 +14,7 @@ from small_modules import ROWS, Block, Scale, Stack
 from weightctl.errors import GraphError
 from weightctl.graph import Graph, Weight, ops
 from weightctl.nn import Layer, LayerList, Module
-from weightctl.nn.sites import name_weights
+from weightctl.nn.weight_names import name_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from weightctl.graph.graph import Graph
 from weightctl.nn import Divisible, recursive_named_layers
 from weightctl.nn.models import build_network
 from weightctl.sharding.planning import shard_plan
-from weightctl.sharding.possible import possible
+from weightctl.sharding.rank_counts import possible
 from weightctl.split import Grid, shares
 from weightctl.weights.derived import StoredTensor
 

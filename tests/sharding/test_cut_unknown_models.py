@@ -15,7 +15,7 @@ from weightctl import shard
 from weightctl.errors import ArchitectureError, ConversionError, ShardingError
 from weightctl.sharding.plan_file import STRATEGIES, CutRules, make_rules, read_rules
 from weightctl.sharding.planning import shard_plan
-from weightctl.sharding.possible import possible
+from weightctl.sharding.rank_counts import possible
 from weightctl.split import Cut, Grid, Sharding, Whole
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ import sys
 from weightctl import open_weights
 from weightctl.split import Grid
 from weightctl.sharding.planning import shard_plan
-from weightctl.sharding.possible import possible
+from weightctl.sharding.rank_counts import possible
 weights = open_weights({str(tmp_path)!r})
 assert len(shard_plan(weights, Grid(2)).ranks) == len(possible(weights, [1, 2]))
 assert not {{"numpy", "torch"}} & sys.modules.keys()

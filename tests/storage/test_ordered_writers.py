@@ -11,7 +11,7 @@ import pytest
 
 from weightctl.errors import OutputError
 from weightctl.storage.files import open_reader
-from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
+from weightctl.storage.remote.ordered_writes import HeldMemory, OrderedWriter
 from weightctl.write.threads import run_all
 
 if TYPE_CHECKING:

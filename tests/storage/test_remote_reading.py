@@ -21,7 +21,7 @@ from tested_stores import BUCKET, put_files, serve, serve_s3, serve_web
 from weightctl import convert, gather, open_weights, shard
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.storage.location import parse_location
-from weightctl.storage.remote import ahead
+from weightctl.storage.remote import prefetch
 from weightctl.storage.traffic import TRAFFIC
 from weightctl.weights.tree import header_of
 
@@ -305,9 +305,9 @@ def test_an_index_that_names_a_missing_part_is_an_error(s3: S3Server) -> None:
 def test_no_more_is_fetched_ahead_than_the_limit_unless_it_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead._LIMIT, "most", ahead._LIMIT._used + 2 * ahead.CHUNK)
-    fetched = ahead.ReadAhead(lambda start, stop: [bytes(stop - start)], 8 * ahead.CHUNK)
-    assert fetched.expect(0, 2 * ahead.CHUNK)
-    assert not fetched.expect(0, 3 * ahead.CHUNK)
-    assert fetched.expect(0, 3 * ahead.CHUNK, is_needed=True)
+    monkeypatch.setattr(prefetch._LIMIT, "most", prefetch._LIMIT._used + 2 * prefetch.CHUNK)
+    fetched = prefetch.ReadAhead(lambda start, stop: [bytes(stop - start)], 8 * prefetch.CHUNK)
+    assert fetched.expect(0, 2 * prefetch.CHUNK)
+    assert not fetched.expect(0, 3 * prefetch.CHUNK)
+    assert fetched.expect(0, 3 * prefetch.CHUNK, is_needed=True)
     fetched.close()

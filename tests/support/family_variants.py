@@ -15,7 +15,7 @@ from family_cases import CASES, model_class, run_transformers, untie_output
 from family_stand_ins import STAND_INS
 from lazy import torch, transformers
 from weightctl.families import FAMILIES
-from weightctl.families.kinds import FLAG
+from weightctl.families.config_values import FLAG
 from weightctl.families.layers import FlagMeaning
 
 if TYPE_CHECKING:

@@ -28,10 +28,10 @@ from unittest.mock import patch
 
 import pytest
 
-from weightctl.extras.keras import apart
+from weightctl.extras.keras import reader_process
 from weightctl.system.children import start_python
 from weightctl.translate.tokenizer import encoding
-from weightctl.translate.tokenizer.apart import TokenizerProcess
+from weightctl.translate.tokenizer.library_process import TokenizerProcess
 from weightctl.verify.checks import structure
 from weightctl.write.executors import processes
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 # The modules that start children that read files, and those that work for this process.
-STARTERS = (structure, apart)
+STARTERS = (structure, reader_process)
 WORKERS = (processes,)
 OF_WORKERS = (
     "weightctl.write.executors.worker", "weightctl.write.conversion", "weightctl.verify.request",

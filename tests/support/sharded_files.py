@@ -23,7 +23,7 @@ from weightctl.formats.huggingface import companions
 from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.formats.sharded.manifest import manifest_bytes, read_manifest
 from weightctl.formats.sharded.opening import MANIFEST
-from weightctl.formats.sharded.record import (
+from weightctl.formats.sharded.records import (
     Manifest,
     RankFile,
     SourceFingerprint,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from weightctl.dtype import Encoding
-    from weightctl.formats.sharded.record import Shard, SourceShard
+    from weightctl.formats.sharded.records import Shard, SourceShard
     from weightctl.split import Part, Range
     from weightctl.weights.data import Source
     from weightctl.weights.metadata import MetadataValue

@@ -33,7 +33,7 @@ from servers.s3 import KEY, TOKEN, GCSServer, S3Server
 from weightctl import convert, open_weights
 from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.storage.location import store_of
-from weightctl.storage.remote import ahead, requests, s3_uploads, upload
+from weightctl.storage.remote import prefetch, requests, s3_uploads, upload
 from weightctl.storage.remote.s3_uploads import PartUploads, S3Uploads
 from weightctl.write import journal
 
@@ -354,7 +354,7 @@ def attempt(source: str | Path, out: str | Path, **options: Any) -> WeightctlErr
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have requests small, timeouts and waits short, and a journal from the first moment."""
-    monkeypatch.setattr(ahead, "CHUNK", 1 << 18)
+    monkeypatch.setattr(prefetch, "CHUNK", 1 << 18)
     monkeypatch.setattr(requests, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(requests, "_LONGEST_WAIT", 0.02)
     monkeypatch.setattr(s3_uploads, "_ATTEMPTS", 3)

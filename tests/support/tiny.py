@@ -17,9 +17,9 @@ import numpy as np
 
 from weightctl import WeightData
 from weightctl.families import FAMILIES, RecognizedModel, recognize
+from weightctl.families.config_values import Exactly
 from weightctl.families.configs import from_hugging_face
-from weightctl.families.kinds import Exactly
-from weightctl.families.parts import shape_of
+from weightctl.families.modules import shape_of
 from weightctl.families.steps import INT32
 from weightctl.plan.plan import Plan
 from weightctl.translate import translate
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from weightctl.families.config_keys import Config
     from weightctl.families.family import Family
-    from weightctl.families.keys import Config
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
 
 _CASES = Path(__file__).parents[1] / "crossing" / "cases"
 # What most configs call their sizes: of these a config gets those that its family has.

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models
 
 import family_tokenizers
 from weightctl.errors import TokenizerError
-from weightctl.translate.tokenizer import apart, from_directory, to_metadata
+from weightctl.translate.tokenizer import from_directory, library_process, to_metadata
 from weightctl.translate.tokenizer.encoding import Encoder, encoder_of
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 def test_a_text_that_grows_without_limit_ends_with_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = f"import {apart.__name__} as a; a._SECONDS = 1; a.main()"
-    monkeypatch.setattr(apart, "_PROGRAM", program)
+    program = f"import {library_process.__name__} as a; a._SECONDS = 1; a.main()"
+    monkeypatch.setattr(library_process, "_PROGRAM", program)
     growing = document({"type": "Sequence", "normalizers": [DOUBLE] * 40})
     with pytest.raises(TokenizerError, match="the tokenizer needs more than 10 s or 2 GiB"):
         Encoder(growing, {}, "tokenizer.json")

@@ -35,7 +35,7 @@ from weightctl.nn.models import build_network
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole
 from weightctl.translate.tokenizer import encoding
-from weightctl.translate.tokenizer.apart import TokenizerProcess
+from weightctl.translate.tokenizer.library_process import TokenizerProcess
 from weightctl.verify import Subject, verify
 from weightctl.verify.checks.forward.walk import LayerAhead
 from weightctl.verify.figures import ForwardFigures

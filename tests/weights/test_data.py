@@ -28,7 +28,14 @@ from weightctl.split import Cut, Part, part_shape
 from weightctl.storage.base import HeldRange
 from weightctl.storage.files import open_reader
 from weightctl.weights import TensorInfo
-from weightctl.weights.boxes import boxes, byte_part, byte_shape, collect, find_overlaps, scatter
+from weightctl.weights.byte_ranges import (
+    boxes,
+    byte_part,
+    byte_shape,
+    collect,
+    find_overlaps,
+    scatter,
+)
 from weightctl.weights.strided import gather
 
 if TYPE_CHECKING:

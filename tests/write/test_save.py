@@ -39,7 +39,7 @@ from weightctl import open_weights
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, OutputError
 from weightctl.formats.sharded.opening import MANIFEST
-from weightctl.formats.sharded.record import Shard
+from weightctl.formats.sharded.records import Shard
 from weightctl.plan.arrangement import split
 from weightctl.plan.plan import Plan
 from weightctl.split import Grid

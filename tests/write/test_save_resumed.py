@@ -31,7 +31,7 @@ from weightctl import open_weights
 from weightctl.errors import ConversionError, FormatError, OutputError
 from weightctl.formats.sharded.manifest import read_manifest
 from weightctl.formats.sharded.opening import MANIFEST
-from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.formats.sharded.records import fingerprint_source
 from weightctl.split import Grid, replicate
 from weightctl.system.temporary import JOURNAL
 from weightctl.weights.from_arrays import as_checkpoint

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from weightctl.adapters.places import Places, Targets, list_places
 from weightctl.adapters.reading import read_adapter
+from weightctl.adapters.target_modules import Places, Targets, list_places
 from weightctl.errors import ConversionError
 from weightctl.families import recognize
 from weightctl.families.model import ARCHITECTURE
@@ -30,7 +30,7 @@ from weightctl.weights.tree import Checkpoint, source_of
 if TYPE_CHECKING:
     from weightctl.adapters.reading import LoraAdapter, LowRank
     from weightctl.families import RecognizedModel
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.derived import ReadableTensor
 
 _MERGE = "merge the adapter into its model with `weightctl merge`, and run the result"

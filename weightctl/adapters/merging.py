@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.adapters.places import Places, Targets, find_places
 from weightctl.adapters.reading import load_adapter
+from weightctl.adapters.target_modules import Places, Targets, find_places
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightctl.adapters.reading import AdapterPath, LoraAdapter, LowRank
     from weightctl.dtype import Encoding
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.data import Source
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo

@@ -28,7 +28,7 @@ from weightctl.formats.imatrix.sums import (
     write_dat,
     write_gguf,
 )
-from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.formats.sharded.records import fingerprint_source
 from weightctl.storage.location import is_remote
 from weightctl.system.phases import begin_phase
 from weightctl.text.wording import pluralize
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     Advance = Callable[[str, float], object]
     from collections.abc import Mapping
 
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
 
 _OUTPUT = "output.weight"
 # llama.cpp multiplies other vectors with these matrices than our modules do: it computes attention

@@ -47,7 +47,7 @@ from weightctl.formats import format_by_suffix
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.sharding.plan_file import read_rules
-from weightctl.sharding.possible import possible
+from weightctl.sharding.rank_counts import possible
 from weightctl.split import Grid
 from weightctl.storage.location import without_file_scheme
 from weightctl.text.documents import NOT_DOCUMENTED
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from weightctl.cli.outline import OutlineLine
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
-    from weightctl.sharding.possible import Possible
+    from weightctl.sharding.rank_counts import Possible
     from weightctl.split import Sharding
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint

@@ -9,9 +9,9 @@ from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from weightctl.device import CPU
-from weightctl.engine.forms import is_kept_as_stored, make_tensor, place_of_stored
 from weightctl.engine.products import EncodedMatrix, is_encoded_matrix
-from weightctl.engine.stored import InFiles, InMemory
+from weightctl.engine.stored_weights import InFiles, InMemory
+from weightctl.engine.weight_forms import is_kept_as_stored, make_tensor, place_of_stored
 from weightctl.graph.ops.lowering import torch_device
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from weightctl.device import DeviceRef
-    from weightctl.engine.forms import WeightForm
-    from weightctl.engine.stored import StoredWeight
+    from weightctl.engine.stored_weights import StoredWeight
+    from weightctl.engine.weight_forms import WeightForm
     from weightctl.weights.info import TensorInfo
 
 

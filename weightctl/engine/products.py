@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from weightctl.dtype import DType
-from weightctl.engine.forms import interpret_info
+from weightctl.engine.weight_forms import interpret_info
 from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
 from weightctl.kernels import multiplies_bf16, multiply_bf16, row_multiplier
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from weightctl.engine.forms import WeightForm
-    from weightctl.engine.stored import StoredWeight
+    from weightctl.engine.stored_weights import StoredWeight
+    from weightctl.engine.weight_forms import WeightForm
     from weightctl.weights.info import TensorInfo
 
 # The bytes of values that a thread decodes at a time. They stay in the cache of a core until the

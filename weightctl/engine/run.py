@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weightctl.engine.arrays import describe_tensor
-from weightctl.engine.forms import WeightForm
 from weightctl.engine.inputs import resolve_attributes, size_of, sizes_of
 from weightctl.engine.products import EncodedMatrix
+from weightctl.engine.weight_forms import WeightForm
 from weightctl.errors import EngineError, WeightctlError
 from weightctl.graph.ops.create import CONSTANT, RANGE
 from weightctl.graph.ops.lowering import torch_device, torch_dtype

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from weightctl.device import CPU
-from weightctl.engine.forms import ShardedWhole, WeightForm
 from weightctl.engine.inputs import has_names, name_of, resolve_attributes, simplify_shape
+from weightctl.engine.weight_forms import ShardedWhole, WeightForm
 from weightctl.errors import EngineError
 from weightctl.graph.ops import OPS
 from weightctl.graph.ops.chosen_rows import CHOSEN_ROWS

@@ -13,17 +13,17 @@ from weightctl.dtype import DType
 from weightctl.engine.arrays import make_result_buffer, tensor_of
 from weightctl.engine.bound_weights import BoundWeights
 from weightctl.engine.devices import devices_of, exact_products, require_devices, require_placed
-from weightctl.engine.forms import (
+from weightctl.engine.inputs import prepare_inputs
+from weightctl.engine.run import run
+from weightctl.engine.schedule import schedule
+from weightctl.engine.stored_weights import slice_weight, to_stored_weight
+from weightctl.engine.weight_forms import (
     NAMES,
     BindingProblem,
     WeightForm,
     interpret_info,
     mismatch,
 )
-from weightctl.engine.inputs import prepare_inputs
-from weightctl.engine.run import run
-from weightctl.engine.schedule import schedule
-from weightctl.engine.stored import slice_weight, to_stored_weight
 from weightctl.errors import EngineError, MissingTensorError, WeightctlError
 from weightctl.text.sizes import parse_size
 from weightctl.weights.buffer import Buffer
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.engine.run import ProductObserver
-    from weightctl.engine.stored import StoredWeight
+    from weightctl.engine.stored_weights import StoredWeight
     from weightctl.graph.graph import Graph
     from weightctl.graph.types import TensorType
     from weightctl.weights.data import Source

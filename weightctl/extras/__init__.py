@@ -20,6 +20,6 @@ FORMATS = {
         (".h5", ".keras", ".hdf5"),
         is_written=False,
         list_suffix=".weights.json",
-        list_parts="weightctl.extras.keras.parts:list_keras_parts",
+        list_parts="weightctl.extras.keras.weight_index:list_keras_parts",
     ),
 }

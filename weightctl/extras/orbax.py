@@ -18,7 +18,7 @@ from weightctl.formats.read_only import require_package
 from weightctl.storage.files import is_directory, list_names, open_reader, read_start
 from weightctl.storage.location import is_remote
 from weightctl.text.untyped import is_list, is_object
-from weightctl.weights.boxes import boxes_of_run
+from weightctl.weights.byte_ranges import boxes_of_run
 from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent, Header, Leaf, TensorInfo
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from weightctl.dtype import ENCODINGS, encoding_by_id
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.base import NO_METADATA, Layout, is_possible, is_text
-from weightctl.formats.cut import past_end, rest_of
 from weightctl.formats.gguf_values import Cursor
+from weightctl.formats.truncation import past_end, rest_of
 from weightctl.text.byte_level import from_byte_level, to_byte_level
 from weightctl.text.untyped import is_sequence
 from weightctl.weights.info import Extent, Header, TensorInfo

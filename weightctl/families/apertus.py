@@ -10,16 +10,16 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, with_keys
+from weightctl.families.config_values import FLAG, Exactly, Real
 from weightctl.families.decoder_keys import BIASES, DECODER_KEYS, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
-from weightctl.families.keys import Key, with_keys
-from weightctl.families.kinds import FLAG, Exactly, Real
 from weightctl.families.layers import LayerValues
-from weightctl.families.lines import DECODER, adapt
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.rope import ROPE_FACTORS, standard, with_rope_defaults
 from weightctl.families.rope_factors import LLAMA3_LINES
+from weightctl.families.usual_names import DECODER, adapt
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _BASE = 12000000.0
 # transformers' defaults if config.json does not have RoPE keys.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import ArchitectureError
 from weightctl.families.mlx import HINT as MLX_HINT
 from weightctl.families.mlx import is_mlx
-from weightctl.families.parts import shape_of
+from weightctl.families.modules import shape_of
 from weightctl.families.steps import INT32
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
@@ -19,9 +19,9 @@ from weightctl.weights.tree import Checkpoint, header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from weightctl.families.config_keys import Config, Fields, NamingConvention
     from weightctl.families.family import Family
-    from weightctl.families.keys import Config, Fields, NamingConvention
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
 

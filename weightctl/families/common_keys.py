@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.kinds import CAUSAL, show_value
+from weightctl.families.config_values import CAUSAL, show_value
 from weightctl.text.untyped import is_object, is_sequence
 from weightctl.text.wording import join_names
 

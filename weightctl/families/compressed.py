@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.fusions import Fusion
-from weightctl.families.lines import line
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.steps import INT32
+from weightctl.families.usual_names import line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import NamingConvention
-    from weightctl.families.sharing import Extent
+    from weightctl.families.config_keys import NamingConvention
+    from weightctl.families.rank_ranges import Extent
 
 # How many tokens become one compressed key: in layers whose keys also contain the tokens before,
 # and that select keys, and in layers that see all of them.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.common_keys import refuse_keys
-from weightctl.families.keys import REQUIRED
+from weightctl.families.config_keys import REQUIRED
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import from_block_values
 from weightctl.text.untyped import is_object, is_sequence
@@ -16,8 +16,8 @@ from weightctl.weights.metadata import element_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from weightctl.families.config_keys import Config, Fields, Key, NamingConvention
     from weightctl.families.family import Family, ModelType
-    from weightctl.families.keys import Config, Fields, Key, NamingConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 

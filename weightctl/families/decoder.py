@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
     from weightctl.families.rope_factors import RopeScaling
 
 # The fields with a value for each layer, and how messages call them.

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.decoder import check_layers
-from weightctl.families.keys import IsAbsent, Key, Present, RowCount, quotient, same, with_keys
-from weightctl.families.kinds import (
+from weightctl.families.config_keys import (
+    IsAbsent,
+    Key,
+    Present,
+    RowCount,
+    quotient,
+    same,
+    with_keys,
+)
+from weightctl.families.config_values import (
     ACTIVATION,
     CAUSAL,
     EPSILON,
@@ -21,12 +28,13 @@ from weightctl.families.kinds import (
     OrNone,
     Real,
 )
+from weightctl.families.decoder import check_layers
 from weightctl.families.rope import ROPE_KEYS, check_heads, scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 SIZES = (
     Key(field="vocabulary", kind=SIZE, default=32000, gguf="{arch}.vocab_size",

@@ -17,21 +17,21 @@ from weightctl.families.compressed import (
     OUTPUT_LINES,
     OVERLAPPING,
 )
+from weightctl.families.config_keys import Key, same, with_keys
+from weightctl.families.config_values import EPSILON, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, NO_MLP_BIASES, activation
 from weightctl.families.experts import SHARED_COUNT_KEYS, checking_experts, expert_keys
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import Key, same, with_keys
-from weightctl.families.kinds import EPSILON, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.layers import Layered, Uniform
-from weightctl.families.lines import line
 from weightctl.families.rope import TYPES_WITHOUT_LLAMA3, scaling
+from weightctl.families.usual_names import line
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _RATIOS = {
     "sliding_attention": 0,

@@ -11,22 +11,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import GLOBAL, Key, quotient, with_keys
+from weightctl.families.config_values import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.decoder_keys import DECODER_KEYS, activation, check_decoder
 from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
-from weightctl.families.keys import GLOBAL, Key, quotient, with_keys
-from weightctl.families.kinds import HEADS, LAYERS, SIZE, Exactly
 from weightctl.families.layers import FLAGS, ONES, LayerChoice, every_but
-from weightctl.families.lines import DECODER, adapt
 from weightctl.families.rope import PARTIAL_ROPE
 from weightctl.families.rope import standard as standard_rope
 from weightctl.families.steps import PLUS_ONE, group_heads, tile_delta_heads
+from weightctl.families.usual_names import DECODER, adapt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _LINEAR, _INTERVAL = "linear_attention", 4
 _TYPES, _EVERY = "layer_types", "full_attention_interval"

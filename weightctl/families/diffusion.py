@@ -18,7 +18,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header
     from weightctl.weights.tree import Checkpoint

@@ -20,8 +20,8 @@ from weightctl.families.common_keys import HARMLESS, REFUSED, USED
 from weightctl.families.config_file import read_config
 from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.index import FAMILIES, TABLES
-from weightctl.families.lines import LINES
 from weightctl.families.nearest import find_nearest
+from weightctl.families.usual_names import LINES
 from weightctl.schemes.buffers import is_buffer
 from weightctl.text.folding import mask_numbers
 from weightctl.text.untyped import is_list
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from weightctl.families.family import Family
-    from weightctl.families.parts import Name
+    from weightctl.families.modules import Name
     from weightctl.weights.tree import Checkpoint
 
 _LAYER, _MASK, _EXPERT = "model.layers.N.", "N", "{expert}"

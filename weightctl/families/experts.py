@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, quotient, same, with_keys
+from weightctl.families.config_values import FLAG, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, quotient, same, with_keys
-from weightctl.families.kinds import FLAG, LAYERS, SIZE, Exactly, Real, WholeNumber
 from weightctl.families.layers import ONES, from_layer
-from weightctl.families.lines import line
+from weightctl.families.usual_names import line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _MLP, _EXPERT = "layers.{}.mlp.", "layers.{}.mlp.experts.{expert}."
 _PARTS = ("gate", "up", "down")

@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import IsAbsent, Key, product, with_keys
+from weightctl.families.config_values import FLAG, HEADS, SIZE, Exactly, OrNone, WholeNumber
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, activation, check_decoder
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import IsAbsent, Key, product, with_keys
-from weightctl.families.kinds import FLAG, HEADS, SIZE, Exactly, OrNone, WholeNumber
-from weightctl.families.lines import layer_lines, line
 from weightctl.families.rope import standard as standard_rope
 from weightctl.families.steps import group_heads, reorder_rows
+from weightctl.families.usual_names import layer_lines, line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _NEW, _NORMS = "new_decoder_architecture", "num_ln_in_parallel_attn"
 

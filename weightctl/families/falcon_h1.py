@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, Present, with_keys
+from weightctl.families.config_values import FLAG, SIZE, Exactly, Real, Reals
 from weightctl.families.decoder_keys import DECODER_KEYS, SILU, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import qkv_form
-from weightctl.families.keys import Key, Present, with_keys
-from weightctl.families.kinds import FLAG, SIZE, Exactly, Real, Reals
-from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope import standard as standard_rope
 from weightctl.families.state_space import (
     check_heads_of_states,
@@ -22,13 +21,14 @@ from weightctl.families.state_space import (
     without_auto,
 )
 from weightctl.families.steps import scaled_by, scaled_runs
+from weightctl.families.usual_names import DECODER, adapt, line
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _LAYER = "model.layers.{}."
 _UNBIASED = "llama.cpp's converter does not multiply biases by the factors of the model"

@@ -8,7 +8,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.parts import TensorNames, at_layer
+from weightctl.families.modules import TensorNames, at_layer
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.families.config_keys import Config, Default, Fields, Key, NamingConvention
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config, Default, Fields, Key, NamingConvention
-    from weightctl.families.parts import Name
+    from weightctl.families.modules import Name
     from weightctl.weights.metadata import MetadataValue
 
 _CONVENTIONS: tuple[NamingConvention, ...] = ("gguf", "hugging_face")
@@ -104,7 +104,7 @@ class Family:
     """A model family: what its checkpoints look like in both naming conventions, and what runs it.
 
     To add a family, write a file in `families/tables/`. Most families change a few lines of the
-    usual tables: `DECODER` in `families/lines.py` and `DECODER_KEYS` in
+    usual tables: `DECODER` in `families/usual_names.py` and `DECODER_KEYS` in
     `families/decoder_keys.py`. "Plain names" are Hugging Face's tensor names without the prefix.
 
     What a family is:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import with_keys
 from weightctl.families.experts import (
     checking_experts,
     expert_keys,
@@ -38,19 +39,18 @@ from weightctl.families.groups import (
     LINE_GROUPS,
     MODELS,
 )
-from weightctl.families.keys import with_keys
-from weightctl.families.lines import adapt
 from weightctl.families.mtp import MTP_LINES, mtp_keys, with_mtp_lines
 from weightctl.families.mtp_tensors import MOST_LAYERS
 from weightctl.families.multimodal import in_multimodal
+from weightctl.families.usual_names import adapt
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from weightctl.families.keys import Key
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Key
+    from weightctl.families.modules import Name
     from weightctl.weights.metadata import MetadataValue
 
 _LAYER = "layers.{}."

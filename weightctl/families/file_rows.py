@@ -6,11 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from weightctl.families.family import ModelType
-from weightctl.families.file_tables import FileTable, read_map
-from weightctl.families.fusions import Fusion
-from weightctl.families.groups import KEY_GROUPS, KINDS, MADE, ORDERS, STEPS
-from weightctl.families.keys import (
+from weightctl.families.config_keys import (
     REQUIRED,
     IsAbsent,
     Key,
@@ -22,7 +18,7 @@ from weightctl.families.keys import (
     quotient,
     same,
 )
-from weightctl.families.kinds import (
+from weightctl.families.config_values import (
     ACTIVATION,
     Choice,
     Exactly,
@@ -31,11 +27,15 @@ from weightctl.families.kinds import (
     WholeNumber,
     WholeReal,
 )
+from weightctl.families.family import ModelType
+from weightctl.families.file_tables import FileTable, read_map
+from weightctl.families.fusions import Fusion
+from weightctl.families.groups import KEY_GROUPS, KINDS, MADE, ORDERS, STEPS
 from weightctl.families.layers import FlagMeaning, LayerChoice, Uniform, every_but, from_layer
-from weightctl.families.lines import LINES
-from weightctl.families.parts import WeightAxes
+from weightctl.families.modules import WeightAxes
 from weightctl.families.rope import with_older_names, with_rope_defaults
 from weightctl.families.steps import in_turn
+from weightctl.families.usual_names import LINES
 from weightctl.system.registry import load
 from weightctl.text.untyped import is_list
 

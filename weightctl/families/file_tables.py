@@ -17,7 +17,7 @@ from weightctl.text.wording import join_names
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from weightctl.families.keys import Key
+    from weightctl.families.config_keys import Key
 
 _T = TypeVar("_T")
 _NULL = "= null"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import LOCAL, IsAbsent, Key, with_keys
+from weightctl.families.config_values import ACTIVATION, FLAG, HEADS, SIZE, OrNone, Real
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decoder
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import LOCAL, IsAbsent, Key, with_keys
-from weightctl.families.kinds import ACTIVATION, FLAG, HEADS, SIZE, OrNone, Real
 from weightctl.families.layers import FLAGS, WORDS, LayerValues, every_but
-from weightctl.families.lines import DECODER, adapt
+from weightctl.families.modules import at_layer
 from weightctl.families.multimodal import take_text
-from weightctl.families.parts import at_layer
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     SHARING_KEYS,
@@ -39,12 +38,13 @@ from weightctl.families.streams import (
     STREAM_OUTPUT_LINES,
     find_usual_sparsity,
 )
+from weightctl.families.usual_names import DECODER, adapt
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
     from weightctl.families.streams import StreamsConfig
 
 _PERIOD, _WINDOW, _SOFTCAP, _OWN_LAYERS = 5, 512, 30.0, 20

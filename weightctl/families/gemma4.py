@@ -13,12 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.decoder import check_layers
-from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES
-from weightctl.families.experts import stacked_gate_up
-from weightctl.families.family import Family, ModelType
-from weightctl.families.fusions import Fusion
-from weightctl.families.keys import (
+from weightctl.families.config_keys import (
     GLOBAL,
     LOCAL,
     IsAbsent,
@@ -28,7 +23,7 @@ from weightctl.families.keys import (
     same,
     with_keys,
 )
-from weightctl.families.kinds import (
+from weightctl.families.config_values import (
     ACTIVATION,
     FLAG,
     SIZE,
@@ -37,10 +32,14 @@ from weightctl.families.kinds import (
     Real,
     WholeNumber,
 )
+from weightctl.families.decoder import check_layers
+from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES
+from weightctl.families.experts import stacked_gate_up
+from weightctl.families.family import Family, ModelType
+from weightctl.families.fusions import Fusion
 from weightctl.families.layers import FLAGS, ONES, WORDS, LayerChoice, mark_windowed_layers
-from weightctl.families.lines import DECODER, adapt, line
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.multimodal import take_text
-from weightctl.families.parts import Name, WeightAxes
 from weightctl.families.per_layer import (
     LAYER_INPUT_LINES,
     MODEL_INPUT_LINES,
@@ -54,12 +53,13 @@ from weightctl.families.per_layer import (
 from weightctl.families.rope import PROPORTIONAL_KEYS, check_heads, make_proportional, rope_by_layer
 from weightctl.families.rope_factors import PROPORTIONAL_LINES
 from weightctl.families.sizes_by_type import LAYER_WIDTHS, SIZES_BY_TYPE, unify
+from weightctl.families.usual_names import DECODER, adapt, line
 from weightctl.text.untyped import is_list, is_object, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields, NamingConvention
+    from weightctl.families.config_keys import Fields, NamingConvention
 
 _PERIOD, _WINDOW = 6, 512
 _ROPE, _TIED, _TYPES = "rope_parameters", "tie_word_embeddings", "layer_types"

@@ -20,11 +20,11 @@ def _refer(objects: Mapping[str, str]) -> Mapping[str, str]:
 
 # Tensors: `tensors_from` in a file.
 LINE_GROUPS = _refer({
-    "decoder": "lines:DECODER",
+    "decoder": "usual_names:DECODER",
     "delta": "delta:DELTA_LINES",
     "indexed": "latent:INDEXED_DECODER",
     "latent": "latent:LATENT_DECODER",
-    "nothing": "lines:NOTHING",
+    "nothing": "usual_names:NOTHING",
 })  # fmt: skip
 
 # Tensors of experts: `tensors_from` in `experts`.
@@ -108,21 +108,21 @@ KEY_GROUPS = _refer({
 
 # The kinds of values of keys.
 KINDS = _refer({
-    "activation": "kinds:ACTIVATION",
+    "activation": "config_values:ACTIVATION",
     "by_channel": "towers.rules:BY_CHANNEL",
-    "epsilon": "kinds:EPSILON",
-    "factor": "kinds:FACTOR",
-    "flag": "kinds:FLAG",
+    "epsilon": "config_values:EPSILON",
+    "factor": "config_values:FACTOR",
+    "flag": "config_values:FLAG",
     "flags": "towers.rules:FLAGS",
-    "heads": "kinds:HEADS",
+    "heads": "config_values:HEADS",
     "increasing_layers": "layers:INCREASING",
     "layer_flags": "layers:FLAGS",
     "layer_numbers": "layers:NUMBERS",
     "layer_ones": "layers:ONES",
     "layer_words": "layers:WORDS",
-    "layers": "kinds:LAYERS",
+    "layers": "config_values:LAYERS",
     "one_over": "towers.rules:ONE_OVER",
-    "size": "kinds:SIZE",
+    "size": "config_values:SIZE",
 })  # fmt: skip
 
 # How the values of a tensor differ between the naming conventions: a `Change`, or a function that

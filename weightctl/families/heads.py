@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.keys import Key, RowCount
-from weightctl.families.kinds import WholeNumber, show_value
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.config_keys import Key, RowCount
+from weightctl.families.config_values import WholeNumber, show_value
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
     Document = Mapping[str, Any]
 

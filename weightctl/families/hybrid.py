@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import Key, PresentInLayer
+from weightctl.families.config_values import FLAG, Choice, WholeNumber
 from weightctl.families.decoder_keys import check_decoder
-from weightctl.families.keys import Key, PresentInLayer
-from weightctl.families.kinds import FLAG, Choice, WholeNumber
 from weightctl.families.layers import ONES, LayerValues
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _LAYER = "layers.{}."
 # Not every layer has the tensors in which biases of attention are seen.

@@ -12,6 +12,8 @@ from itertools import takewhile
 from operator import not_
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import GLOBAL, Key, same, with_keys
+from weightctl.families.config_values import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, activation, rename_keys
 from weightctl.families.experts import (
@@ -25,8 +27,6 @@ from weightctl.families.experts import (
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
 from weightctl.families.hybrid import hybrid_lines
-from weightctl.families.keys import GLOBAL, Key, same, with_keys
-from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber
 from weightctl.families.latent import (
     LATENT_DECODER,
     LATENT_SIZES,
@@ -34,15 +34,15 @@ from weightctl.families.latent import (
     latent_keys,
 )
 from weightctl.families.layers import ONES, LayerChoice, LayerValues, from_layer
-from weightctl.families.lines import adapt
 from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.steps import MINUS_EXP, extra_axes
+from weightctl.families.usual_names import adapt
 from weightctl.text.untyped import is_list, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _LINEAR, _DENSE, _SPARSE = "linear_attention", "dense", "sparse"
 _TYPES, _MLP_TYPES = "layer_types", "mlp_layer_types"

@@ -11,21 +11,21 @@ from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, same, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
 from weightctl.families.decoder import check_layers
 from weightctl.families.decoder_keys import DECODER_KEYS
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, same, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Exactly, OrNone, Real, ScaledReal
 from weightctl.families.layers import LayersAlike
-from weightctl.families.lines import line, lines
 from weightctl.families.rope import scaling
 from weightctl.families.steps import group_heads, turn_heads
+from weightctl.families.usual_names import line, lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.keys import Fields, NamingConvention
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields, NamingConvention
+    from weightctl.families.modules import Name
 
 _PARTS = ("layers.{}.attention.k_b", "layers.{}.attention.v_b")
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import GLOBAL, LOCAL, Key
+from weightctl.families.config_values import FLAG, LAYERS, SIZE, OrNone, show_value
 from weightctl.families.decoder_keys import check_decoder
-from weightctl.families.keys import GLOBAL, LOCAL, Key
-from weightctl.families.kinds import FLAG, LAYERS, SIZE, OrNone, show_value
 from weightctl.families.rope import standard
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.kinds import Kind
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.config_values import Kind
 
 
 class Layered(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families.fusions import qkv_form
 from weightctl.families.mlx import OUTER, MlxForm, is_mlx, list_fusions
-from weightctl.families.parts import shape_of
+from weightctl.families.modules import shape_of
 from weightctl.families.steps import convert_form, invert, module_form
 from weightctl.schemes.buffers import is_buffer
 from weightctl.split import Cut
@@ -20,10 +20,10 @@ from weightctl.weights.tree import header_of, info_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from weightctl.families.config_keys import Config, NamingConvention
     from weightctl.families.family import Family
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config, NamingConvention
-    from weightctl.families.parts import Name, TensorNames
+    from weightctl.families.modules import Name, TensorNames
     from weightctl.weights.derived import ReadableTensor, Step
     from weightctl.weights.tree import Checkpoint
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import GLOBAL, LOCAL, Key, LayersWith, same, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Exactly, Real
 from weightctl.families.decoder_keys import DECODER_KEYS, NO_BIASES, check_decoder
 from weightctl.families.experts import (
     EXPERT_WIDTH,
@@ -26,10 +28,7 @@ from weightctl.families.experts import (
 )
 from weightctl.families.family import Family, ModelType, MtpForm
 from weightctl.families.fusions import Fusion, qkv_form
-from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith, same, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Exactly, Real
 from weightctl.families.layers import ONES, WORDS, LayerChoice, Layered
-from weightctl.families.lines import DECODER, adapt
 from weightctl.families.mtp import mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.rope import (
     PARTIAL_ROPE,
@@ -38,12 +37,13 @@ from weightctl.families.rope import (
     keys_of_global_layers,
     rope_by_layer,
 )
+from weightctl.families.usual_names import DECODER, adapt
 from weightctl.text.untyped import is_list, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _ROPE, _SHARE = "rope_parameters", "partial_rotary_factor"
 _SPARSE, _DENSE = "sparse", "dense"

@@ -17,10 +17,10 @@ from weightctl.errors import ArchitectureError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from weightctl.families.config_keys import Config
     from weightctl.families.family import Family
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header, TensorInfo
 
@@ -97,7 +97,7 @@ class MlxForm:
     def undo(self, names: TensorNames, tensor: ReadableTensor, config: Config) -> ReadableTensor:
         """Return a tensor in Hugging Face's form; unchanged if it has this form."""
         # Most conversions only look whether there is such a form, and need no families.
-        from weightctl.families.parts import shape_of
+        from weightctl.families.modules import shape_of
         from weightctl.families.steps import PLUS_ONE, convert_form
         from weightctl.weights.derived import DerivedTensor
         from weightctl.weights.steps.reshaped import InShape, Reshaped

@@ -12,19 +12,19 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.keys import REQUIRED, Key
-from weightctl.families.kinds import WholeNumber
+from weightctl.families.config_keys import REQUIRED, Key
+from weightctl.families.config_values import WholeNumber
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.mtp_tensors import BLOCK_COUNT, MOST_LAYERS, MTP_COUNT, MtpTensors
-from weightctl.families.parts import Name, WeightAxes
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
+    from weightctl.families.config_keys import Config, Fields, NamingConvention
     from weightctl.families.family import Family
-    from weightctl.families.keys import Config, Fields, NamingConvention
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
 
 # The config field with the number of layers for MTP.
 _COUNT = "mtp_layers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.kinds import show_value
+from weightctl.families.config_values import show_value
 from weightctl.families.rope import standard, with_older_names
 from weightctl.text.untyped import object_of
 

@@ -14,9 +14,9 @@ from weightctl.text.wording import join_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.families.family import Family
-    from weightctl.families.keys import NamingConvention
-    from weightctl.families.parts import Name
+    from weightctl.families.modules import Name
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.metadata import MetadataValue
 

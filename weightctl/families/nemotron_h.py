@@ -9,22 +9,30 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import Key, PresentInLayer, same, with_keys
+from weightctl.families.config_values import (
+    FLAG,
+    HEADS,
+    LAYERS,
+    SIZE,
+    Exactly,
+    WholeNumber,
+    show_value,
+)
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, activation, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.hybrid import check_kv_heads, hybrid_lines
-from weightctl.families.keys import Key, PresentInLayer, same, with_keys
-from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.families.layers import ONES, LayerValues
-from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.state_space import check_heads_of_states, mamba2_keys, mamba2_roles
+from weightctl.families.usual_names import DECODER, adapt, line
 from weightctl.text.untyped import is_list, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _STATES, ATTENTION, _MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 # Letters of a pattern, and words of transformers before version 5.

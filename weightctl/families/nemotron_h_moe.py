@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import REQUIRED, Key, same
+from weightctl.families.config_values import SIZE, Exactly, OrNone
 from weightctl.families.experts import (
     EXPERT_WIDTH,
     GROUP_KEYS,
@@ -22,9 +24,7 @@ from weightctl.families.experts import (
     expert_lines,
 )
 from weightctl.families.family import ModelType, MtpForm
-from weightctl.families.keys import REQUIRED, Key, same
-from weightctl.families.kinds import SIZE, Exactly, OrNone
-from weightctl.families.lines import adapt
+from weightctl.families.modules import WeightAxes
 from weightctl.families.mtp import mtp_keys, mtp_line, with_mtp_lines
 from weightctl.families.nemotron_h import (
     ATTENTION,
@@ -41,13 +41,13 @@ from weightctl.families.nemotron_h import (
     standard,
 )
 from weightctl.families.nemotron_h import FAMILY as NEMOTRON_H
-from weightctl.families.parts import WeightAxes
+from weightctl.families.usual_names import adapt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _COUNT = "num_nextn_predict_layers"
 _LAYER = "backbone.layers.{}."

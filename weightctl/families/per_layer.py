@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, RowCount
+from weightctl.families.config_values import LAYERS, SIZE, WholeNumber
 from weightctl.families.decoder import DecoderConfig, LayerFlag
-from weightctl.families.keys import Key, RowCount
-from weightctl.families.kinds import LAYERS, SIZE, WholeNumber
 from weightctl.families.layers import ONES
-from weightctl.families.parts import Name, WeightAxes, at_layer
+from weightctl.families.modules import Name, WeightAxes, at_layer
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Config, Fields
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.config_keys import Config, Fields
+    from weightctl.families.modules import TensorNames
 
 _LAYER, _INPUT = "layers.{}.", ("layer_input",)
 _OF_KEYS = ("attention.k", "attention.v", "attention.k_norm")

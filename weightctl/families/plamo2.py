@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import Key, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.decoder_keys import DECODER_KEYS, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.hybrid import check_kv_heads, hybrid_keys, hybrid_lines
-from weightctl.families.keys import Key, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.layers import ONES
-from weightctl.families.lines import DECODER, adapt, line
 from weightctl.families.rope import standard
 from weightctl.families.steps import MINUS_EXP, PLUS_ONE, plus
+from weightctl.families.usual_names import DECODER, adapt, line
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 _LAYER = "model.layers.layers.{}."
 _MIXER = f"{_LAYER}mixer."

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 from weightctl.errors import ArchitectureError, UnknownArchitectureError
 from weightctl.families.checkpoint import RecognizedModel
 from weightctl.families.config_file import read_config
+from weightctl.families.config_values import show_value
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.diffusion import find_diffusion
 from weightctl.families.index import FAMILIES
-from weightctl.families.kinds import show_value
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
@@ -20,10 +20,10 @@ from weightctl.weights.tree import Checkpoint, header_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.families.configs import Read
     from weightctl.families.family import Family
     from weightctl.families.index import FamilyLine
-    from weightctl.families.keys import NamingConvention
     from weightctl.weights.metadata import MetadataValue
 
 _OF_TOWER = (

@@ -10,9 +10,8 @@ from dataclasses import replace
 from math import inf, isclose, nextafter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.configs import shortest
-from weightctl.families.keys import GLOBAL, LOCAL, Key, Present, PresentAs, same, with_keys
-from weightctl.families.kinds import (
+from weightctl.families.config_keys import GLOBAL, LOCAL, Key, Present, PresentAs, same, with_keys
+from weightctl.families.config_values import (
     FACTORS,
     FLAG,
     SIZE,
@@ -23,13 +22,14 @@ from weightctl.families.kinds import (
     WholeNumber,
     show_value,
 )
+from weightctl.families.configs import shortest
 from weightctl.text.untyped import is_object, is_sequence, object_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Default, Fields, NamingConvention
-    from weightctl.families.kinds import Kind
+    from weightctl.families.config_keys import Default, Fields, NamingConvention
+    from weightctl.families.config_values import Kind
     from weightctl.families.rope_factors import RopeScaling
 
 _PARAMETERS, _SCALING = "rope_parameters", "rope_scaling"

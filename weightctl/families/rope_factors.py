@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.families.keys import Config, Fields
+    from weightctl.families.config_keys import Config, Fields
 
 # The relative error of a value that was computed in float32 in a few steps.
 _ROUNDING = 2e-6

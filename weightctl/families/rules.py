@@ -9,14 +9,14 @@ from itertools import cycle, islice, takewhile
 from math import frexp, ldexp
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import GLOBAL, LOCAL, Key, LayersWith
+from weightctl.families.config_values import LAYERS, SIZE, Real, WholeNumber, show_value
 from weightctl.families.configs import is_same_float32
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.delta import find_unlike_delta
 from weightctl.families.experts import checking_experts
 from weightctl.families.heads import check_head, reading_head
 from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
-from weightctl.families.keys import GLOBAL, LOCAL, Key, LayersWith
-from weightctl.families.kinds import LAYERS, SIZE, Real, WholeNumber, show_value
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
 from weightctl.families.layers import (
     FLAGS,
@@ -45,8 +45,8 @@ from weightctl.text.untyped import is_list, is_object, is_sequence, object_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Change
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Change
     from weightctl.weights.metadata import MetadataValue
 
 # AFMoE

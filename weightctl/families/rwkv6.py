@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, quotient, same, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Exactly, WholeNumber
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, quotient, same, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber
-from weightctl.families.lines import layer_lines, line
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.rope import ROPE_KEYS
 from weightctl.families.steps import TURNED, extra_axes, halved_by_layer, turned_each
+from weightctl.families.usual_names import layer_lines, line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 # The order of the mixed vectors in the tensors that have all of them.
 _MIXES = "wkvrg"

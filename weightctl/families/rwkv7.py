@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, quotient, same, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.decoder import DecoderConfig
 from weightctl.families.decoder_keys import DECODER_KEYS, LAYER_NORM, check_decoder
 from weightctl.families.family import Family, ModelType
 from weightctl.families.fusions import Fusion
-from weightctl.families.keys import Key, quotient, same, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Choice, Exactly, WholeNumber
-from weightctl.families.lines import layer_lines, line
-from weightctl.families.parts import Name, WeightAxes, at_layer
+from weightctl.families.modules import Name, WeightAxes, at_layer
 from weightctl.families.rope import ROPE_KEYS
+from weightctl.families.usual_names import layer_lines, line
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 # The order of the shares in the tensors that have all of them.
 _MIXES = "rwkvag"

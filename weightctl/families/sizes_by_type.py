@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.keys import Key, same
-from weightctl.families.kinds import FLAG, HEADS, SIZE
+from weightctl.families.config_keys import Key, same
+from weightctl.families.config_values import FLAG, HEADS, SIZE
 from weightctl.families.layers import Layered, LayerValues
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 
 def _by_type(local: str, of_global: str) -> Any:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import Key, quotient, with_keys
+from weightctl.families.config_values import HEADS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.families.decoder_keys import DECODER_KEYS, rename_keys
-from weightctl.families.keys import Key, quotient, with_keys
-from weightctl.families.kinds import HEADS, SIZE, Exactly, WholeNumber, show_value
 from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 # Close to the largest number of float32: no step is limited by more.
 _LARGEST = 3.4e38

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightctl.families.parts import Change, Form, shape_of
+from weightctl.families.modules import Change, Form, shape_of
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.integers import AsIntegers
 from weightctl.weights.steps.numbers import (
@@ -42,8 +42,8 @@ from weightctl.weights.steps.transposed import ColumnOrder, Transposed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from weightctl.families.keys import Config, Fields, NamingConvention
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.config_keys import Config, Fields, NamingConvention
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.derived import ReadableTensor, Step
 
     _ToOrder: TypeAlias = Callable[[Any], Sequence[int]]

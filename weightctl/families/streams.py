@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.families.keys import Key, RowCount
-from weightctl.families.kinds import SIZE, Exactly, Real, WholeNumber, show_value
+from weightctl.families.config_keys import Key, RowCount
+from weightctl.families.config_values import SIZE, Exactly, Real, WholeNumber, show_value
 from weightctl.families.layers import Layered
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.per_layer import MODEL_INPUT_LINES, PerLayerConfig
 from weightctl.families.steps import padded_table
 from weightctl.text.untyped import is_sequence
@@ -25,8 +25,8 @@ from weightctl.text.untyped import is_sequence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.sharing import Extent
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.rank_ranges import Extent
 
 _SPARSE_LAYERS, _SPARSITY, _DIGITS = 10, 0.95, 6
 _MOST_LAYERS, _MOST_STREAMS = 1 << 16, 64

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import IsAbsent, Key, PresentAs, same, with_keys
+from weightctl.families.config_values import FLAG, HEADS, LAYERS, SIZE, Choice, Exactly, WholeNumber
 from weightctl.families.decoder_keys import SIZES, rename_keys
 from weightctl.families.family import Family, ModelType
-from weightctl.families.keys import IsAbsent, Key, PresentAs, same, with_keys
-from weightctl.families.kinds import FLAG, HEADS, LAYERS, SIZE, Choice, Exactly, WholeNumber
-from weightctl.families.lines import layer_lines, line
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
+from weightctl.families.usual_names import layer_lines, line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
 
 _ENCODER, _DECODER = (f"{stack}.block.{{}}.layer." for stack in ("encoder", "decoder"))
 _IN_DECODER: Mapping[str, Any] = {"when": ("in_decoder",), "first": "encoder_layers"}

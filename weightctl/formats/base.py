@@ -22,7 +22,7 @@ Bytes = bytes | bytearray | memoryview
 # formats keep it too, so that a copy has the alignment of its source.
 ALIGNMENT_KEY = "general.alignment"
 # The metadata key that records how the names of a PyTorch checkpoint were nested, in any format
-# (`weightctl.formats.pytorch.levels`).
+# (`weightctl.formats.pytorch.nesting`).
 LEVELS_KEY = "pytorch.levels"
 # The metadata key of spaces that leave room in the header, so that later edits fit. In GGUF it is
 # stored; in safetensors the spaces follow the JSON. Readers leave it out.

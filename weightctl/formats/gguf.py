@@ -100,7 +100,7 @@ def read(file: Reader) -> Header:
 
 def _start(file: Reader) -> Cursor:
     if file.size < 24:
-        from weightctl.formats.cut import rest_of
+        from weightctl.formats.truncation import rest_of
 
         raise FormatError(
             file.path, file.size, "the file ends inside the GGUF header",
@@ -231,7 +231,7 @@ def _place(
         expected = entry.offset + nbytes + pad(nbytes, alignment)
     end, last = furthest
     if last is not None:
-        from weightctl.formats.cut import past_end
+        from weightctl.formats.truncation import past_end
 
         raise past_end(file.path, last.at, last.name, end, file.size)
     surplus = file.size - start - expected

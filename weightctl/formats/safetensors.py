@@ -102,7 +102,7 @@ def _document(file: Reader) -> tuple[dict[str, Any], int]:
             if length > _MAX_HEADER
             else f"at least {missing} bytes of the file are missing"
         )
-        from weightctl.formats.cut import rest_of
+        from weightctl.formats.truncation import rest_of
 
         raise FormatError(
             file.path,
@@ -243,7 +243,7 @@ def _check_cover(file: Reader, entries: list[tuple[TensorInfo, int, int]], start
     if start + position > file.size:
         # Several tensors can end there; all but one of them are empty.
         info, begin, end = max(entries, key=lambda entry: (entry[2], -entry[1]))
-        from weightctl.formats.cut import past_end
+        from weightctl.formats.truncation import past_end
 
         raise past_end(file.path, start + begin, info.name, start + end, file.size)
     if start + position != file.size:

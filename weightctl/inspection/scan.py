@@ -10,8 +10,8 @@ from weightctl.errors import FormatError
 from weightctl.formats import format_by_index
 from weightctl.formats.open.index import read_index
 from weightctl.formats.open.sets import part_of, set_of
+from weightctl.formats.replacement_record import switch_path
 from weightctl.formats.scanning import AllowList, Scanned, Severity, scan_file, unread
-from weightctl.formats.switch import switch_path
 from weightctl.storage.files import is_directory, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.system.temporary import EDIT

@@ -11,8 +11,8 @@ from weightctl.graph.graph import Value
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.nn.base_layer import SHARED, LayerList, list_attributes
 from weightctl.nn.module import Divisible, Module, Staged
-from weightctl.nn.shards import has_shards, with_weights
-from weightctl.nn.sites import all_weights
+from weightctl.nn.sharded_modules import has_shards, with_weights
+from weightctl.nn.weight_names import all_weights
 from weightctl.split import Grid
 from weightctl.text.untyped import is_list
 

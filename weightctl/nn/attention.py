@@ -10,7 +10,13 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import cut_parts, own_range, own_segment, replicate_weights, segment_sizes
+from weightctl.nn.layer_sharding import (
+    cut_parts,
+    own_range,
+    own_segment,
+    replicate_weights,
+    segment_sizes,
+)
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import HeadNorm, RMSNorm

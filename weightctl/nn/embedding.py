@@ -9,7 +9,7 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights
+from weightctl.nn.layer_sharding import CutAxis, cut_along, cut_parts, replicate_weights
 from weightctl.nn.module import Divisible
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import Ranges
+    from weightctl.nn.layer_sharding import Ranges
 
 
 class Embedding(Divisible):

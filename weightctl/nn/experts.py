@@ -14,7 +14,7 @@ from weightctl.errors import GraphError, ShardingError
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
 from weightctl.nn.base_layer import LayerList
-from weightctl.nn.cuts import replicate_weights
+from weightctl.nn.layer_sharding import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.module import Divisible, Module

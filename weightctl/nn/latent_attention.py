@@ -9,13 +9,13 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.activation_squares import collect_squares, collects_squares
 from weightctl.nn.indexer import Indexer
+from weightctl.nn.layer_sharding import cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import with_past
-from weightctl.nn.squares import collect_squares, collects_squares
 from weightctl.split import Heads
 
 if TYPE_CHECKING:

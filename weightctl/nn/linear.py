@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, share_parts
+from weightctl.nn.layer_sharding import (
+    CutAxis,
+    cut_along,
+    cut_parts,
+    replicate_weights,
+    share_parts,
+)
 from weightctl.nn.module import Divisible
 from weightctl.nn.precision import require_value, weight_as
 
@@ -16,7 +22,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import Ranges
+    from weightctl.nn.layer_sharding import Ranges
 
 # The name in `ROLES` for a layer that is cut independently of other layers.
 _ALONE = "output"

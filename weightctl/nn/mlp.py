@@ -9,7 +9,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, own_range, replicate_weights, segment_sizes
+from weightctl.nn.layer_sharding import cut_parts, own_range, replicate_weights, segment_sizes
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm

@@ -12,8 +12,10 @@ from weightctl.errors import GraphError, StateDictError
 from weightctl.graph.graph import Graph, Value, Weight, require_strategy
 from weightctl.graph.types import TensorType
 from weightctl.nn.base_layer import Layer, LayerList, under
-from weightctl.nn.shards import has_shards, shards_of
-from weightctl.nn.sites import (
+from weightctl.nn.sharded_modules import has_shards, shards_of
+from weightctl.nn.state import fit
+from weightctl.nn.values import get_value, keep, keep_zeros
+from weightctl.nn.weight_names import (
     all_weights,
     find_owned,
     name_before_call,
@@ -24,8 +26,6 @@ from weightctl.nn.sites import (
     share,
     weights_of,
 )
-from weightctl.nn.state import fit
-from weightctl.nn.values import get_value, keep, keep_zeros
 from weightctl.text.untyped import is_sequence
 
 if TYPE_CHECKING:

@@ -227,7 +227,7 @@ class Plan:
         metadata = {key: value for key, value in self.metadata.items() if key not in untied}
         unkept = {name: leaf for name, leaf in self.unkept.items() if name in names}
         if LEVELS_KEY in metadata:
-            from weightctl.formats.pytorch.levels import restrict_levels
+            from weightctl.formats.pytorch.nesting import restrict_levels
 
             metadata = restrict_levels(metadata, {*names, *kept, *tied})
         return replace(self, items=items, metadata=_tying(metadata, tied), tied=tied, unkept=unkept)

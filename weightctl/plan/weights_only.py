@@ -69,7 +69,7 @@ def keep_weights(weights: Checkpoint) -> Checkpoint:
 def _parse_levels(header: Header) -> dict[str, str]:
     if LEVELS_KEY not in header.metadata:
         return {}
-    from weightctl.formats.pytorch.levels import parse_levels
+    from weightctl.formats.pytorch.nesting import parse_levels
 
     return parse_levels(header.metadata)
 
@@ -134,7 +134,7 @@ def _clean_metadata(
     inner = {place for name in kept for place in containers[name] if len(place) > len(entry)}
     if not inner:
         return metadata
-    from weightctl.formats.pytorch.levels import levels_value
+    from weightctl.formats.pytorch.nesting import levels_value
 
     start = len(entry) + 1 if entry else 0
     left = {place[start:]: levels[place] for place in levels if place in inner}

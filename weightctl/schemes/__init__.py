@@ -42,10 +42,10 @@ SCHEMES: dict[str, SchemeLine] = {
     "bitnet": SchemeLine("weightctl.schemes.scaled:BITNET", _SCALED),
     "llm_int8": SchemeLine("weightctl.schemes.bitsandbytes:LLM_INT8", (".SCB",)),
     "bitsandbytes": SchemeLine("weightctl.schemes.bitsandbytes:SCHEME", (".weight.absmax",)),
-    "quanto": SchemeLine("weightctl.schemes.unread:QUANTO", ("_scale",)),
-    "hqq": SchemeLine("weightctl.schemes.unread:HQQ", (".scale",)),
-    "exl2": SchemeLine("weightctl.schemes.unread:EXL2", ("_scale",)),
-    "exl3": SchemeLine("weightctl.schemes.unread:EXL3", (".suh",)),
+    "quanto": SchemeLine("weightctl.schemes.not_decoded:QUANTO", ("_scale",)),
+    "hqq": SchemeLine("weightctl.schemes.not_decoded:HQQ", (".scale",)),
+    "exl2": SchemeLine("weightctl.schemes.not_decoded:EXL2", ("_scale",)),
+    "exl3": SchemeLine("weightctl.schemes.not_decoded:EXL3", (".suh",)),
     "scaled": SchemeLine("weightctl.schemes.scaled:SCHEME", _SCALED),
 }
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
-from weightctl.families.sharing import ranges_of_rank
+from weightctl.families.rank_ranges import ranges_of_rank
 from weightctl.sharding.dividing import share_among_ranks
 from weightctl.sharding.footprints import own_part
 from weightctl.split import Sharding, part_along, shares
@@ -15,7 +15,7 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from weightctl.families.sharing import Shared
+    from weightctl.families.rank_ranges import Shared
     from weightctl.schemes.cutting import Along
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.sharding.placing import PlacedWeight

@@ -6,14 +6,14 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ShardingError, TensorSplitError
-from weightctl.families.sharing import OF_HEADS, SharedAxis, share_extents
+from weightctl.families.rank_ranges import OF_HEADS, SharedAxis, share_extents
 from weightctl.split import counts_that_work, ranks_that_work
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from weightctl.families.sharing import Shared
+    from weightctl.families.rank_ranges import Shared
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.split import Heads
 

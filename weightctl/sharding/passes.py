@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import SourceShard
+    from weightctl.formats.sharded.records import SourceShard
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ShardingError
+from weightctl.families.modules import count_heads, role
 from weightctl.families.names import split_layer_number
-from weightctl.families.parts import count_heads, role
 from weightctl.families.per_layer import layers_reading
-from weightctl.families.sharing import OF_HEADS, list_runs
+from weightctl.families.rank_ranges import OF_HEADS, list_runs
 from weightctl.split import Heads
 from weightctl.weights.tree import header_of
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.parts import Role, TensorNames
-    from weightctl.families.sharing import Extent, SharedRun
+    from weightctl.families.modules import Role, TensorNames
+    from weightctl.families.rank_ranges import Extent, SharedRun
     from weightctl.sharding.footprints import WeightFootprint
     from weightctl.split import Range
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.formats.sharded.record import Shard, SourceShard
+from weightctl.formats.sharded.records import Shard, SourceShard
 from weightctl.split import part_shape
 from weightctl.weights.info import TensorInfo
 

@@ -9,8 +9,8 @@ from weightctl.errors import ConversionError, ShardingError
 from weightctl.formats import FORMATS, find_format
 from weightctl.sharding.cutting import cut, cut_stored_tensors, keep_in_stages, refuse
 from weightctl.sharding.footprints import plain
-from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.plan import ShardPlan, ranks_of
+from weightctl.sharding.properties import gather_knowledge
 from weightctl.split import Sharding, Whole
 from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from weightctl.sharding.footprints import WeightFootprint
-    from weightctl.sharding.knowledge import CheckpointKnowledge
+    from weightctl.sharding.properties import CheckpointKnowledge
     from weightctl.split import Grid
     from weightctl.weights.tree import Checkpoint
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ShardingError
 from weightctl.families.matching import EMBEDDING_WEIGHT, OF_TOKENS
-from weightctl.families.parts import count_heads
-from weightctl.families.sharing import SharedRun
+from weightctl.families.modules import count_heads
+from weightctl.families.rank_ranges import SharedRun
 from weightctl.families.steps import TRANSPOSED
-from weightctl.formats.sharded.record import Shard, SourceShard
+from weightctl.formats.sharded.records import Shard, SourceShard
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.sharding.footprints import plain
 from weightctl.sharding.placing import place_weights
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.sharing import Extent
+    from weightctl.families.rank_ranges import Extent
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.vllm_names import VllmFamily

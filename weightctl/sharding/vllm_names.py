@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
 
 RELEASE = "0.33.0"
 # Embeddings are padded with zero rows to a multiple of this (`DEFAULT_VOCAB_PADDING_SIZE`).

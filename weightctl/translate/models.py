@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, FormatError
 from weightctl.families.common_keys import describe_foreign_classes
+from weightctl.families.config_writing import check_loaded, model_type_of, to_gguf, to_hugging_face
 from weightctl.families.index import is_added
-from weightctl.families.loaded import RuntimeDifference, describe_difference
+from weightctl.families.llama_cpp import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
 from weightctl.families.recognition import choose_family
 from weightctl.families.towers import find_tower
-from weightctl.families.written import check_loaded, model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Fields, NamingConvention
+    from weightctl.families.config_keys import Fields, NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
 # llama.cpp's `llama_pooling_type`, by keys in the config of a `Pooling` module.

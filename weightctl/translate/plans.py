@@ -27,16 +27,16 @@ from weightctl.system.collection import without_collection
 from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
 from weightctl.text.wording import join_names
+from weightctl.translate.model_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.translate.optional_parts import describe_without_mtp, leave_out_mtp, place_mtp
-from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.families.diffusion import DiffusionPackage
-    from weightctl.families.keys import NamingConvention
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.tree import Checkpoint
 
@@ -428,7 +428,7 @@ def _hint_at_keeping_names(
 def _describe_model(weights: Checkpoint) -> Described | None:
     """Return llama.cpp's names for tensors that keep their names, if known."""
     from weightctl.families import recognize
-    from weightctl.families.written import to_gguf
+    from weightctl.families.config_writing import to_gguf
     from weightctl.weights.metadata import MetadataValue
 
     with suppress(ArchitectureError):

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.families import RecognizedModel
+    from weightctl.families.config_keys import Config, NamingConvention
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config, NamingConvention
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.derived import ReadableTensor
 
     # A part of a tensor, and the tensor of the model.

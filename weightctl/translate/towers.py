@@ -9,11 +9,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError
+from weightctl.families.config_writing import model_type_of, to_gguf, to_hugging_face
 from weightctl.families.configs import MODEL_TYPE
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers.recognition import PREPROCESSOR, find_own_tower, read_tower_file
-from weightctl.families.written import model_type_of, to_gguf, to_hugging_face
 from weightctl.formats.huggingface import CONFIG, config, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.text.untyped import is_list, is_object, is_sequence

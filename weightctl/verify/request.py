@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
-from weightctl.formats.sharded.record import SourceFingerprint, fingerprint_source
+from weightctl.formats.sharded.records import SourceFingerprint, fingerprint_source
 from weightctl.storage.location import absolute
 from weightctl.system.registry import load
 from weightctl.system.temporary import new_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from weightctl.families.loaded import RuntimeDifference, find_unloaded_tensors
+from weightctl.families.llama_cpp import RuntimeDifference, find_unloaded_tensors
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions, describe_left_out

@@ -104,7 +104,7 @@ class ConversionWork:
         self._lock = Lock()
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
         if self._is_remote:
-            from weightctl.storage.remote.ahead import set_read_ahead
+            from weightctl.storage.remote.prefetch import set_read_ahead
 
             # A quarter of the memory is for bytes that are fetched ahead.
             set_read_ahead(memory // 4)

@@ -9,7 +9,7 @@ from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import ConversionError
-from weightctl.families.loaded import refuse_differences
+from weightctl.families.llama_cpp import refuse_differences
 from weightctl.formats import find_format
 from weightctl.formats.open.opening import open_source
 from weightctl.plan.arrangement import align as aligned

@@ -22,7 +22,7 @@ from weightctl.storage.remote.hub_commits import (
     token_route,
 )
 from weightctl.storage.remote.hub_url import parse_hub_url
-from weightctl.storage.remote.ordered import HeldMemory, OrderedWriter
+from weightctl.storage.remote.ordered_writes import HeldMemory, OrderedWriter
 from weightctl.system.interrupts import defer_signals
 from weightctl.text.wording import printable
 from weightctl.write.object_parts import list_gaps

@@ -9,10 +9,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.formats.sharded.record import SourceShard
+from weightctl.formats.sharded.records import SourceShard
 from weightctl.plan.plan import Plan
 from weightctl.split import part_shape
-from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.byte_ranges import byte_part, byte_shape
 from weightctl.weights.steps.sliced import runs, shortest_run
 
 if TYPE_CHECKING:

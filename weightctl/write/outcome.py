@@ -18,7 +18,7 @@ from weightctl.formats.base import is_text
 from weightctl.formats.huggingface import companions, config, file_name, is_license
 from weightctl.formats.open.index import index_of
 from weightctl.formats.sharded.opening import MANIFEST, is_manifest
-from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.formats.sharded.records import fingerprint_source
 from weightctl.plan.plan import Plan, refuse_adapter
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import SETTINGS_FILES
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import Manifest, SourceFingerprint
+    from weightctl.formats.sharded.records import Manifest, SourceFingerprint
     from weightctl.plan.plan import Item
     from weightctl.sharding.plan import ShardPlan
     from weightctl.split import Part
@@ -381,7 +381,7 @@ class Outcome:
         plan = self.shards
         if plan is None:
             raise TypeError("only sharded checkpoints have a manifest")
-        from weightctl.formats.sharded.record import Manifest, RankFile
+        from weightctl.formats.sharded.records import Manifest, RankFile
 
         return Manifest(
             layout=plan.layout,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
-from weightctl.formats.switch import switch_path
+from weightctl.formats.replacement_record import switch_path
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileWriter, sync_directory, write_durably
 from weightctl.storage.pending_edits import complete_edit

@@ -21,7 +21,7 @@ from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.text.wording import pluralize
 from weightctl.translate.layouts import plan_layout
-from weightctl.translate.own_dtypes import make_unquantized_config, store_in_own_dtypes
+from weightctl.translate.model_dtypes import make_unquantized_config, store_in_own_dtypes
 from weightctl.translate.plans import ModelPart, plan_of
 from weightctl.weights.tree import Checkpoint, find_stored_name, header_of, source_of
 from weightctl.write.targets import Target

@@ -1,8 +1,8 @@
 """Gives new files and directories their final names, and replaces existing ones.
 
 A single name changes atomically. Several names change with a record (see
-`weightctl.formats.switch`): a run that is killed before the record exists has not changed anything;
-after that, the new files are valid.
+`weightctl.formats.replacement_record`): a run that is killed before the record exists has not
+changed anything; after that, the new files are valid.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
 from weightctl.formats import format_by_index
-from weightctl.formats.switch import Switch, is_same_file, read_switch, switch_bytes, switch_path
+from weightctl.formats.replacement_record import (
+    Switch,
+    is_same_file,
+    read_switch,
+    switch_bytes,
+    switch_path,
+)
 from weightctl.storage.base import cannot_write
 from weightctl.storage.local import sync_directory, write_durably
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary

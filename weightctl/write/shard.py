@@ -16,7 +16,7 @@ from weightctl.formats.huggingface import describe_left_out
 from weightctl.formats.open.opening import open_weights
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.opening import MANIFEST
-from weightctl.formats.sharded.record import fingerprint_source
+from weightctl.formats.sharded.records import fingerprint_source
 from weightctl.plan.arrangement import leave_room
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.sharding.passes import RankPlan
@@ -26,7 +26,7 @@ from weightctl.split import Grid, part_shape
 from weightctl.storage.location import is_remote
 from weightctl.system.threads import Memory, thread_count
 from weightctl.text.sizes import parse_size
-from weightctl.weights.boxes import boxes, byte_part, byte_shape, find_overlaps, scatter
+from weightctl.weights.byte_ranges import boxes, byte_part, byte_shape, find_overlaps, scatter
 from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from weightctl.formats.base import Layout
-    from weightctl.formats.sharded.record import Manifest
+    from weightctl.formats.sharded.records import Manifest
     from weightctl.sharding.passes import Content, Pass
     from weightctl.sharding.plan import ShardPlan
     from weightctl.sharding.planning import CutRulesLike
     from weightctl.split import Part
     from weightctl.storage.base import FileRange
-    from weightctl.weights.boxes import Box, Overlap
+    from weightctl.weights.byte_ranges import Box, Overlap
     from weightctl.weights.protocol import Weights
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.extras.diffusion.matching import RecognizedDiffusion
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.families.diffusion import FoundDiffusion
-    from weightctl.families.keys import NamingConvention
     from weightctl.plan.plan import Plan
     from weightctl.weights.info import Header
     from weightctl.weights.tree import Checkpoint

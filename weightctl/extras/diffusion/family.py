@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
 
 
 # The functions of the config of a model, by the field of the `DiffusionFamily`.

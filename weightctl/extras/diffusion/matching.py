@@ -11,7 +11,7 @@ from weightctl.extras.diffusion.family import ModelSizes
 from weightctl.extras.diffusion.index import FAMILIES
 from weightctl.extras.diffusion.recognition import find_names
 from weightctl.families.checkpoint import fold_problems
-from weightctl.families.kinds import show_value
+from weightctl.families.config_values import show_value
 from weightctl.formats.huggingface import CLASS_NAME
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import list_first, pluralize
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.extras.diffusion.family import DiffusionFamily, TensorPair
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.tree import Checkpoint
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from weightctl.extras.diffusion.matching import RecognizedDiffusion
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.weights.derived import ReadableTensor
 
 _TITLES: dict[NamingConvention, str] = {"gguf": "original", "hugging_face": "diffusers"}

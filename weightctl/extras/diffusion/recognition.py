@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.extras.diffusion.index import DiffusionLine
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.weights.info import Header
 
 

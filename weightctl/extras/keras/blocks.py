@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.split import Cut
-from weightctl.weights.boxes import assemble, byte_part, byte_shape
+from weightctl.weights.byte_ranges import assemble, byte_part, byte_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

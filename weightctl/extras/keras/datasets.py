@@ -17,7 +17,7 @@ from weightctl.weights.info import Extent, Leaf, TensorInfo
 
 if TYPE_CHECKING:
     from weightctl.dtype import Encoding
-    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.file_object import PagedSource
 
 DAMAGED = "the file is damaged or malicious: check that the download is complete"
 _REPACK = "rewrite the file with `h5repack -f NONE -l CONTI`, a tool of HDF5"

@@ -19,7 +19,7 @@ from weightctl.text.untyped import is_list, is_object
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.file_object import PagedSource
     from weightctl.extras.keras.walking import FoundDatasets
 
 _LAYERS, _WEIGHTS, _MODEL = "layer_names", "weight_names", "model_weights"

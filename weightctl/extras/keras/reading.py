@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.extras.keras.apart import read_apart
 from weightctl.extras.keras.names import names_of_config
+from weightctl.extras.keras.reader_process import read_apart
 from weightctl.formats.pytorch.archive import Archive
 from weightctl.formats.read_only import require_package
-from weightctl.formats.training.slices import FileSlice
+from weightctl.formats.training.nested_files import FileSlice
 from weightctl.text.untyped import is_object
 from weightctl.weights.metadata import text
 

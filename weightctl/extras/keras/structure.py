@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
 from weightctl.extras.keras.datasets import DAMAGED, place_dataset
+from weightctl.extras.keras.file_object import PagedFile
 from weightctl.extras.keras.names import name_datasets
-from weightctl.extras.keras.pages import PagedFile
 from weightctl.extras.keras.walking import text_of, walk
 from weightctl.weights.info import Header
 from weightctl.weights.metadata import MetadataValue, text
@@ -16,7 +16,7 @@ from weightctl.weights.metadata import MetadataValue, text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.file_object import PagedSource
     from weightctl.extras.keras.walking import Path
     from weightctl.weights.info import Extent, Leaf, TensorInfo
 

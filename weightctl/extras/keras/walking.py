@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import FormatError
 
 if TYPE_CHECKING:
-    from weightctl.extras.keras.pages import PagedSource
+    from weightctl.extras.keras.file_object import PagedSource
 
 Path = tuple[str, ...]
 _DEEPEST = 100

@@ -14,7 +14,7 @@ from weightctl.dtype.types import parse_encoding
 from weightctl.errors import EncodingError, WeightctlError
 from weightctl.families.compressed import HEAVY, OVERLAPPING, CompressedConfig
 from weightctl.families.encoder import EncoderConfig, EncoderDecoderConfig
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.families.per_layer import PerLayerConfig
 from weightctl.families.rwkv6 import Rwkv6Config
 from weightctl.families.rwkv7 import RwkvConfig

@@ -9,8 +9,8 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.compressed import CompressedConfig
 from weightctl.families.encoder import EncoderConfig
 from weightctl.families.memory.caches import list_caches
+from weightctl.families.modules import at_layer
 from weightctl.families.names import split_layer_number
-from weightctl.families.parts import at_layer
 from weightctl.families.per_layer import PerLayerConfig
 from weightctl.families.rwkv6 import Rwkv6Config
 from weightctl.families.rwkv7 import RwkvConfig

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError
 from weightctl.families.checkpoint import RecognizedModel
+from weightctl.families.config_values import show_value
 from weightctl.families.configs import from_gguf, from_hugging_face
-from weightctl.families.kinds import show_value
-from weightctl.families.loaded import describe_difference
+from weightctl.families.llama_cpp import describe_difference
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP
 from weightctl.families.towers import TOWERS, find_tower

@@ -7,19 +7,19 @@ from functools import partial
 from math import isqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.families.config_keys import Key
+from weightctl.families.config_values import FLAG, Choice, Real, Reals, show_value
 from weightctl.families.configs import shortest
-from weightctl.families.keys import Key
-from weightctl.families.kinds import FLAG, Choice, Real, Reals, show_value
 from weightctl.families.layers import Layered
-from weightctl.families.parts import WeightAxes
+from weightctl.families.modules import WeightAxes
 from weightctl.families.steps import AS_SCALAR
 from weightctl.text.untyped import is_object, is_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.keys import Fields
-    from weightctl.families.parts import Name
+    from weightctl.families.config_keys import Fields
+    from weightctl.families.modules import Name
 
 # The number of channels of an image.
 CHANNELS = 3

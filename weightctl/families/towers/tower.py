@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from weightctl.families.config_keys import Fields
     from weightctl.families.family import Family
-    from weightctl.families.keys import Fields
 
 Document: TypeAlias = Mapping[str, Any]
 

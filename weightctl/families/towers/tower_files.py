@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weightctl.families.config_keys import Key, with_keys
+from weightctl.families.config_values import Exactly
 from weightctl.families.family import Family
 from weightctl.families.file_rows import (
     check_fields,
@@ -25,10 +27,8 @@ from weightctl.families.file_rows import (
 )
 from weightctl.families.file_tables import FileTable, open_table, read_texts
 from weightctl.families.groups import KEY_GROUPS, TOWER_RULES
-from weightctl.families.keys import Key, with_keys
-from weightctl.families.kinds import Exactly
 from weightctl.families.model import CLIP
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.towers.rules import CHANNELS
 from weightctl.families.towers.tower import BreakToken, Tower
 from weightctl.system.registry import load
@@ -37,8 +37,8 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from weightctl.families.config_keys import Fields
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Fields
 
 # What several towers have.
 USUAL = Path(__file__).parent / "usual.toml"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from weightctl.formats.cut import describe_join, describe_unfinished
 from weightctl.formats.identify import binaries, texts
 from weightctl.formats.identify.kinds import AGAIN, FORMATS_HINT, NAMES, STARTS, NonCheckpointFile
+from weightctl.formats.truncation import describe_join, describe_unfinished
 
 if TYPE_CHECKING:
     from weightctl.storage.base import Reader

@@ -7,7 +7,6 @@ import struct
 from typing import TYPE_CHECKING
 
 from weightctl.formats import format_by_suffix
-from weightctl.formats.cut import rest_of
 from weightctl.formats.identify.kinds import (
     AGAIN,
     ELSEWHERE,
@@ -18,6 +17,7 @@ from weightctl.formats.identify.kinds import (
     NonCheckpointFile,
 )
 from weightctl.formats.identify.texts import show_line
+from weightctl.formats.truncation import rest_of
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.formats.base import is_text
-from weightctl.formats.cut import rest_of
 from weightctl.formats.imatrix.entry import ImportanceEntry, Recorded
+from weightctl.formats.truncation import rest_of
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32

@@ -18,7 +18,7 @@ from weightctl.formats import (
 from weightctl.formats.open.index import few, read_index
 from weightctl.formats.open.sets import PartSet, list_indexed_parts, part_of, set_of
 from weightctl.formats.recognition import sniff_added, sniff_own
-from weightctl.formats.switch import is_switch, read_switch
+from weightctl.formats.replacement_record import is_switch, read_switch
 from weightctl.storage.files import is_directory, is_file, list_names, open_reader, prepare
 from weightctl.storage.location import is_remote
 from weightctl.system.temporary import is_temporary, without_temporary
@@ -26,7 +26,7 @@ from weightctl.system.temporary import is_temporary, without_temporary
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from weightctl.formats.switch import Switch
+    from weightctl.formats.replacement_record import Switch
     from weightctl.storage.base import Reader
 
 # Suffixes that checkpoints do not have; a directory can contain megabytes of such files.

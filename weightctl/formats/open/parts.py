@@ -35,7 +35,7 @@ from weightctl.formats.open.sets import (
     split_suffix,
 )
 from weightctl.formats.recognition import recognize_format
-from weightctl.formats.switch import switch_of
+from weightctl.formats.replacement_record import switch_of
 from weightctl.storage.files import (
     exists,
     is_directory,
@@ -104,7 +104,7 @@ def open_files(
     if parts.listed is not None:
         header = merge_index(header, parts.listed)
     if LEVELS_KEY in header.metadata and not header.leaves:
-        from weightctl.formats.pytorch.levels import with_leaves
+        from weightctl.formats.pytorch.nesting import with_leaves
 
         header = with_leaves(header)
     notes = (*parts.notes, *_odd_names(parts), *header.notes)

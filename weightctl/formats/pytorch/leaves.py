@@ -168,7 +168,7 @@ class Tree:
         if type(root) in {*_TENSORS, Array} and "" in self.tensors:
             self._levels[""] = "tensor"
         if self._levels:
-            from weightctl.formats.pytorch.levels import levels_value  # not for flat checkpoints
+            from weightctl.formats.pytorch.nesting import levels_value  # not for flat checkpoints
 
             self.metadata[LEVELS_KEY] = levels_value(self._levels)
 

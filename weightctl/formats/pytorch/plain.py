@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import encoding_by_id
-from weightctl.formats.pickles.emit import LONGEST_INTEGER
 from weightctl.formats.pickles.records import Global, PickledCall
+from weightctl.formats.pickles.writing import LONGEST_INTEGER
 from weightctl.text.untyped import is_list, is_object, is_sequence
 from weightctl.weights.metadata import INTEGERS, TEXT, MetadataValue, element_type
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError, WeightctlError
 from weightctl.formats.base import pad
-from weightctl.formats.cut import rest_of
 from weightctl.formats.pickles.dangers import is_dangerous
 from weightctl.formats.pickles.machine import OPCODES, UnsoundPickleError, load
 from weightctl.formats.pytorch.archive import Archive, is_zip
@@ -22,6 +21,7 @@ from weightctl.formats.pytorch.legacy import (
 )
 from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.values import shorten_text
+from weightctl.formats.truncation import rest_of
 from weightctl.system.collection import without_collection
 from weightctl.system.registry import load_entry_points
 from weightctl.text.sizes import format_size

@@ -1,6 +1,6 @@
 """Leaves of a PyTorch pickle that are not tensors: their texts and values.
 
-Kinds are those of `weightctl.formats.pytorch.levels`.
+Kinds are those of `weightctl.formats.pytorch.nesting`.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from zlib import crc32
 
 from weightctl.errors import ConversionError
 from weightctl.formats.base import ALIGNMENT_KEY, Layout, is_alignment, pad, tied_names
-from weightctl.formats.pickles.emit import Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
-from weightctl.formats.pytorch.levels import is_value, nest_leaves, parse_levels
+from weightctl.formats.pickles.writing import Persistent, emit
+from weightctl.formats.pytorch.nesting import is_value, nest_leaves, parse_levels
 from weightctl.formats.pytorch.plain import make_ordered_dict
 from weightctl.formats.pytorch.records import STORAGE_CLASSES
 from weightctl.weights.metadata import to_json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.formats.base import LEVELS_KEY
 from weightctl.split import part_shape
 from weightctl.storage.base import FileRange
-from weightctl.weights.boxes import assemble, byte_part, byte_shape
+from weightctl.weights.byte_ranges import assemble, byte_part, byte_shape
 from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent, Header
 from weightctl.weights.source import FileSource
@@ -18,7 +18,7 @@ from weightctl.weights.source import FileSource
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from weightctl.formats.sharded.record import Manifest
+    from weightctl.formats.sharded.records import Manifest
     from weightctl.split import Part
     from weightctl.storage.base import Reader
     from weightctl.weights.data import WeightData
@@ -62,7 +62,7 @@ class GatheredSource:
             shardings=manifest.shardings,
         )
         if LEVELS_KEY in header.metadata:
-            from weightctl.formats.pytorch.levels import with_leaves
+            from weightctl.formats.pytorch.nesting import with_leaves
 
             header = with_leaves(header)
         self._header = header

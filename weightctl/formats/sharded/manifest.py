@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import FormatError
-from weightctl.formats.sharded.stated import parse_manifest
+from weightctl.formats.sharded.manifest_json import parse_manifest
 from weightctl.storage.files import open_reader
 from weightctl.system.collection import without_collection
 from weightctl.text.untyped import is_object
@@ -17,7 +17,7 @@ from weightctl.weights.json_file import read_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from weightctl.formats.sharded.record import Manifest, Shard
+    from weightctl.formats.sharded.records import Manifest, Shard
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 

@@ -17,7 +17,7 @@ from weightctl.text.wording import list_first
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from weightctl.formats.sharded.record import Manifest, RankFile
+    from weightctl.formats.sharded.records import Manifest, RankFile
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header, TensorInfo
 

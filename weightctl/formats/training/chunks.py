@@ -10,7 +10,7 @@ from weightctl.errors import FormatError
 from weightctl.split import Cut
 from weightctl.storage.base import FileRange
 from weightctl.text.wording import list_first
-from weightctl.weights.boxes import assemble, byte_part, byte_shape
+from weightctl.weights.byte_ranges import assemble, byte_part, byte_shape
 from weightctl.weights.data import Assembled
 from weightctl.weights.info import Extent
 

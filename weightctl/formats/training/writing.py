@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from weightctl.formats.base import Layout
-from weightctl.formats.pickles.emit import emit
 from weightctl.formats.pickles.records import Global, PickledCall
+from weightctl.formats.pickles.writing import emit
 from weightctl.formats.pytorch.writing import torch_shape, whole_tensor_layout
 
 if TYPE_CHECKING:

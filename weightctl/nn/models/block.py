@@ -6,7 +6,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
 
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.mlp import MLP, GatedMLP
 from weightctl.nn.models.mixers import (

@@ -10,9 +10,9 @@ from weightctl.dtype import DType
 from weightctl.families.compressed import OVERLAPPING
 from weightctl.graph import ops
 from weightctl.nn.attention import Sinks, mask_positions
-from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.indexer import IndexerSizes
+from weightctl.nn.layer_sharding import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.decoder import Decoder
@@ -22,7 +22,7 @@ from weightctl.nn.norm import RMSNorm
 from weightctl.nn.positions import list_positions, with_past
 from weightctl.nn.precision import weight_as
 from weightctl.nn.rope import RotaryEmbedding
-from weightctl.nn.sites import all_weights
+from weightctl.nn.weight_names import all_weights
 
 if TYPE_CHECKING:
     from weightctl.families.compressed import CompressedConfig

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.graph import ops
 from weightctl.nn.linear import Linear
 from weightctl.nn.models.block import make_mlp, make_norm

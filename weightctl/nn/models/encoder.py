@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.nn.cuts import replicate_weights
+from weightctl.nn.layer_sharding import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
 from weightctl.nn.module import Divisible
-from weightctl.nn.sites import all_weights
+from weightctl.nn.weight_names import all_weights
 
 if TYPE_CHECKING:
     from weightctl.families.encoder import EncoderConfig

@@ -7,7 +7,7 @@ from math import inf, log
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
 from weightctl.nn.attention import Attention

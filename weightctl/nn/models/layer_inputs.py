@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import replicate_weights
 from weightctl.nn.embedding import Embedding
+from weightctl.nn.layer_sharding import replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.module import Divisible, Module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.nn.attention import Attention
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention

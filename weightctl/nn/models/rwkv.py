@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.graph import ops
 from weightctl.nn.mlp import MLP
 from weightctl.nn.models.block import make_norm

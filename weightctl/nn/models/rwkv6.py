@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from weightctl.families.parts import at_layer
+from weightctl.families.modules import at_layer
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.decoder import Decoder
 from weightctl.nn.module import Module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.dtype import DType
 from weightctl.graph import ops
 from weightctl.nn.base_layer import LayerList
-from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.layer_sharding import cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.models.block import make_mlp, make_norm

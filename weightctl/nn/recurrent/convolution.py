@@ -8,7 +8,7 @@ from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, cut_parts
+from weightctl.nn.layer_sharding import CutAxis, cut_along, cut_parts
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.positions import with_tail
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer, Ranges
+    from weightctl.nn.layer_sharding import MatrixLayer, Ranges
 
 
 class CausalConvolution(Module):

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.errors import GraphError
-from weightctl.families.parts import DELTA_HEADS
+from weightctl.families.modules import DELTA_HEADS
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import CutAxis, cut_along, cut_parts, replicate_weights, segment_sizes
+from weightctl.nn.layer_sharding import (
+    CutAxis,
+    cut_along,
+    cut_parts,
+    replicate_weights,
+    segment_sizes,
+)
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer, Ranges
+    from weightctl.nn.layer_sharding import MatrixLayer, Ranges
 
 # The epsilon of the lengths of queries and keys, whatever that of the norms of a model is.
 _EPSILON = 1e-6

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.layer_sharding import cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.positions import with_states
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer
+    from weightctl.nn.layer_sharding import MatrixLayer
 
 _MIXES = 5
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.families.parts import LRU_BLOCKS
+from weightctl.families.modules import LRU_BLOCKS
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts
+from weightctl.nn.layer_sharding import cut_parts
 from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.module import Divisible
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer
+    from weightctl.nn.layer_sharding import MatrixLayer
 
 # The factor of the rates, and the least rate: a state that fades less does not change in float32.
 _FACTOR, _LEAST_RATE = 8.0, 1e-20

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.families.parts import SSM_HEADS
+from weightctl.families.modules import SSM_HEADS
 from weightctl.graph import ops
-from weightctl.nn.cuts import cut_parts, replicate_weights
+from weightctl.nn.layer_sharding import cut_parts, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Staged
 from weightctl.nn.norm import RMSNorm
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value, Weight
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer
+    from weightctl.nn.layer_sharding import MatrixLayer
 
 
 class _OfHeads(NamedTuple):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
-from weightctl.families.parts import SSM_HEADS
+from weightctl.families.modules import SSM_HEADS
 from weightctl.graph import ops
 from weightctl.graph.graph import Weight
-from weightctl.nn.cuts import (
+from weightctl.nn.layer_sharding import (
     CutAxis,
     cut_along,
     cut_parts,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
-    from weightctl.nn.cuts import MatrixLayer, Ranges
+    from weightctl.nn.layer_sharding import MatrixLayer, Ranges
 
 _SEGMENTS = 5
 

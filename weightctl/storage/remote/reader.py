@@ -12,8 +12,8 @@ from weightctl.errors import FormatError
 from weightctl.storage.base import Reader
 from weightctl.storage.files import open_reader
 from weightctl.storage.local import wait_for_room
-from weightctl.storage.remote.ahead import CHUNK, ReadAhead
 from weightctl.storage.remote.failures import ChangedObjectError, translate_error
+from weightctl.storage.remote.prefetch import CHUNK, ReadAhead
 from weightctl.storage.remote.requests import repeat
 from weightctl.storage.traffic import TRAFFIC
 

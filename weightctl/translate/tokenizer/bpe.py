@@ -15,6 +15,7 @@ from weightctl.translate.tokenizer.added import (
     to_added_tokens,
 )
 from weightctl.translate.tokenizer.files import GENERIC_CLASSES, KEEP_HINT, TENSORS_HINT
+from weightctl.translate.tokenizer.post_processor import to_template
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES, Pre, find_nearest, names_of
 from weightctl.translate.tokenizer.record import Tokenizer
 from weightctl.translate.tokenizer.rules import (
@@ -27,7 +28,6 @@ from weightctl.translate.tokenizer.rules import (
     to_normalizer,
     to_pre_tokenizer,
 )
-from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping

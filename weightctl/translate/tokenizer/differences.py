@@ -13,9 +13,9 @@ from unicodedata import category
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.added import ADDED
+from weightctl.translate.tokenizer.post_processor import read_surroundings
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.translate.tokenizer.record import TokenType
-from weightctl.translate.tokenizer.surroundings import read_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

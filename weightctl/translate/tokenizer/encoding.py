@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_object
-from weightctl.translate.tokenizer.apart import TokenizerProcess
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
 from weightctl.translate.tokenizer.files import RWKV, open_files
+from weightctl.translate.tokenizer.library_process import TokenizerProcess
 from weightctl.translate.tokenizer.record import from_metadata
 from weightctl.translate.tokenizer.rwkv import GreedyEncoder
 

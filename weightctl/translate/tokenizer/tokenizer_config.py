@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.storage.files import is_directory, list_names
 from weightctl.text.untyped import is_list, is_object
+from weightctl.translate.tokenizer.post_processor import Surroundings, read_surroundings
 from weightctl.translate.tokenizer.record import WORDS
-from weightctl.translate.tokenizer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,8 +17,8 @@ from weightctl.translate.tokenizer.added import (
     to_added_tokens,
 )
 from weightctl.translate.tokenizer.files import GENERIC_CLASSES, KEEP_HINT, TENSORS_HINT
+from weightctl.translate.tokenizer.post_processor import read_surroundings, to_bert_template
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
-from weightctl.translate.tokenizer.surroundings import read_surroundings, to_bert_template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from weightctl.errors import GraphError, WeightctlError
+from weightctl.families.config_keys import REQUIRED, Present, PresentInLayer
+from weightctl.families.config_values import show_value, show_values_apart
 from weightctl.families.configs import MODEL_TYPE, Read, is_same_float32, shortest
-from weightctl.families.keys import REQUIRED, Present, PresentInLayer
-from weightctl.families.kinds import show_value, show_values_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.rope_factors import inverse_frequencies
 from weightctl.text.untyped import is_object, is_sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Config, Fields, Key, Seen
+    from weightctl.families.config_keys import Config, Fields, Key, Seen
 
 
 # Fields that are not compared one by one: the RoPE frequencies that they cause are compared.

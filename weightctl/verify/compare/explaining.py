@@ -13,7 +13,7 @@ from weightctl.verify.compare.distance import is_within, measure_pair, measure_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.verify.compare.distance import Measured
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.results import Explanation

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import NamingConvention
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.config_keys import NamingConvention
+    from weightctl.families.modules import TensorNames
     from weightctl.verify.results import Explanation
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor

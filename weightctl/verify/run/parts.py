@@ -15,10 +15,10 @@ from weightctl.errors import ShardingError
 from weightctl.families.matching import match
 from weightctl.graph.graph import Graph
 from weightctl.nn.across_ranks import parallel
+from weightctl.nn.activation_squares import collected_squares, collecting_squares
 from weightctl.nn.base_layer import under
 from weightctl.nn.models.network import build_network
-from weightctl.nn.sites import naming_of
-from weightctl.nn.squares import collected_squares, collecting_squares
+from weightctl.nn.weight_names import naming_of
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.split import Grid
 from weightctl.system.phases import begin_phase
@@ -124,7 +124,7 @@ class LoadedLayer(NamedTuple):
     """A layer that is ready to run.
 
     The outputs of `graph` are those of the layer and, if its products are observed, the sums of
-    squares for the weights `summed` (`weightctl.nn.squares`).
+    squares for the weights `summed` (`weightctl.nn.activation_squares`).
     """
 
     graph: LoadedGraph

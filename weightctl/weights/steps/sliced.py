@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
 from weightctl.split import part_shape
-from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.byte_ranges import byte_part, byte_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer.bpe import check_merges
 from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.post_processor import to_template
 from weightctl.translate.tokenizer.record import TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import SPACE
 from weightctl.translate.tokenizer.sentencepiece.normalizers import (
@@ -20,7 +21,6 @@ from weightctl.translate.tokenizer.sentencepiece.normalizers import (
     Charsmap,
 )
 from weightctl.translate.tokenizer.sentencepiece.tokens import merges_from_scores
-from weightctl.translate.tokenizer.surroundings import to_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

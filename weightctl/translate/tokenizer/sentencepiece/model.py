@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import KEEP_HINT
+from weightctl.translate.tokenizer.post_processor import Surroundings, read_surroundings
 from weightctl.translate.tokenizer.record import Tokenizer, TokenType
 from weightctl.translate.tokenizer.sentencepiece.added_tokens import (
     ADDED_SCORE,
@@ -32,7 +33,6 @@ from weightctl.translate.tokenizer.sentencepiece.tokens import (
     put_bpe,
     put_unigram,
 )
-from weightctl.translate.tokenizer.surroundings import Surroundings, read_surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

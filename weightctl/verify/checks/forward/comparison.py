@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.families import RecognizedModel
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.verify.checks.forward.walk import ComparedPart
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.figures import ForwardFigures

@@ -25,7 +25,7 @@ from weightctl.weights.tree import header_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.subject import Subject
     from weightctl.weights.metadata import MetadataValue

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import NamingConvention
+    from weightctl.families.config_keys import NamingConvention
     from weightctl.translate.tokenizer.files import TokenizerFiles
     from weightctl.verify.checks.names.fit import Fit
     from weightctl.verify.request import Request

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, WeightctlError
 from weightctl.families.checkpoint import has_fitting_numbers
-from weightctl.families.kinds import WholeNumber, show_value
+from weightctl.families.config_values import WholeNumber, show_value
 from weightctl.families.matching import EMBEDDING_WEIGHT, OF_TOKENS, OUTPUT_WEIGHT
 from weightctl.families.model import ARCHITECTURE
+from weightctl.families.modules import shape_of
 from weightctl.families.mtp_tensors import is_marker
 from weightctl.families.names import layer
-from weightctl.families.parts import shape_of
 from weightctl.families.recognition import choose_typed_family, find_named_family, recognize
 from weightctl.text.folding import mask_numbers
 from weightctl.text.wording import pluralize
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from weightctl.families import RecognizedModel
+    from weightctl.families.config_keys import Key
     from weightctl.families.family import Family
-    from weightctl.families.keys import Key
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.info import TensorInfo
 
 

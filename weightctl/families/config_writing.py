@@ -6,10 +6,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, GraphError
+from weightctl.families.config_keys import REQUIRED
+from weightctl.families.config_values import show_value, show_values_apart
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face, is_same_float32
-from weightctl.families.keys import REQUIRED
-from weightctl.families.kinds import show_value, show_values_apart
-from weightctl.families.loaded import find_unloaded_layers, find_unloaded_tensors
+from weightctl.families.llama_cpp import find_unloaded_layers, find_unloaded_tensors
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import to_block_values
 from weightctl.families.rope import convert_rope_fields, for_older
@@ -19,8 +19,8 @@ from weightctl.weights.metadata import MetadataValue, element_type
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from weightctl.families.config_keys import Fields, Key, NamingConvention
     from weightctl.families.family import Family, ModelType
-    from weightctl.families.keys import Fields, Key, NamingConvention
 
 _WORDS: dict[NamingConvention, tuple[str, str]] = {
     "gguf": ("GGUF's metadata", "llama.cpp"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from weightctl.families.keys import NamingConvention
-from weightctl.families.sharing import OF_BLOCKS, OF_HEADS, OF_STATES, list_runs
+from weightctl.families.config_keys import NamingConvention
+from weightctl.families.rank_ranges import OF_BLOCKS, OF_HEADS, OF_STATES, list_runs
 from weightctl.split import Heads
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weightctl.families.config_keys import Config, Fields
     from weightctl.families.fusions import Fusion
-    from weightctl.families.keys import Config, Fields
-    from weightctl.families.sharing import Extent
+    from weightctl.families.rank_ranges import Extent
     from weightctl.weights.derived import Step
 
 # A naming convention, or `module` for a form of our modules that neither of them has.
@@ -90,10 +90,10 @@ class Change:
 class Name:
     """A part of a model, in each layer or once: what its tensors are called, and what they contain.
 
-    A family has a tuple of these lines; `families/lines.py` has the usual ones. In the names, `{}`
-    is the layer number and `{expert}` the number of an expert. If the name in a naming convention
-    lacks `{expert}`, that convention stores all experts of a layer in one tensor, along a new first
-    dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
+    A family has a tuple of these lines; `families/usual_names.py` has the usual ones. In the names,
+    `{}` is the layer number and `{expert}` the number of an expert. If the name in a naming
+    convention lacks `{expert}`, that convention stores all experts of a layer in one tensor, along
+    a new first dimension. A part has the tensor `weight`, and `bias` if the model has biases there.
 
     - `module`: the name in our modules, for example `layers.{}.attention.q`.
     - `gguf`, `hugging_face`: the names in the naming conventions, without `.weight`. None if the

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from weightctl.errors import GraphError
 from weightctl.nn.base_layer import Layer, list_attributes, recursive_named_layers
-from weightctl.nn.sites import all_weights, is_container, name_before_call
+from weightctl.nn.weight_names import all_weights, is_container, name_before_call
 from weightctl.text.untyped import is_list
 
 if TYPE_CHECKING:

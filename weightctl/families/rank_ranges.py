@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from weightctl.split import Heads, Range
 
-# What the elements along an axis of a weight are: an extent that `families/parts.py` defines, or
+# What the elements along an axis of a weight are: an extent that `families/modules.py` defines, or
 # the name of the config field with the number of elements.
 Extent: TypeAlias = str
 

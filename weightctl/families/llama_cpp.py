@@ -14,7 +14,7 @@ from weightctl.text.wording import join_names
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from weightctl.families.keys import Fields
+    from weightctl.families.config_keys import Fields
     from weightctl.weights.metadata import MetadataValue
 
 _QKV = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from weightctl.device import DeviceRef
     from weightctl.dtype import Encoding, QuantizationEncoding
-    from weightctl.engine.stored import StoredWeight
+    from weightctl.engine.stored_weights import StoredWeight
     from weightctl.split import Part
     from weightctl.weights.info import TensorInfo
 

@@ -25,7 +25,7 @@ from weightctl.system.children import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PROGRAM = "from weightctl.translate.tokenizer.apart import main; main()"
+_PROGRAM = "from weightctl.translate.tokenizer.library_process import main; main()"
 _HINT = "use token ids instead, which need no tokenizer"
 # Limits: bytes of memory, and seconds of processor time for a call, with one more for this many
 # characters. Real tokenizers need less than 1 GiB, and encode a million characters a second.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from weightctl.engine.arrays import bytes_of, tensor_of
 from weightctl.graph.ops.lowering import dtype_of
 from weightctl.split import part_shape
-from weightctl.weights.boxes import byte_part, byte_shape
+from weightctl.weights.byte_ranges import byte_part, byte_shape
 from weightctl.weights.data import FileBuffer, WeightData
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.protocol import Weights

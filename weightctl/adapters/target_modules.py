@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from weightctl.families import RecognizedModel
-    from weightctl.families.keys import Config
-    from weightctl.families.parts import TensorNames
+    from weightctl.families.config_keys import Config
+    from weightctl.families.modules import TensorNames
     from weightctl.weights.tree import Checkpoint
 
 # kohya's sd-scripts write the name of the model's part first, and `_` for the dots of names.

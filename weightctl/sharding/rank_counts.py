@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.errors import ShardingError
 from weightctl.sharding.cutting import groups, refuse, signature
 from weightctl.sharding.dividing import share_among_ranks
-from weightctl.sharding.knowledge import gather_knowledge
 from weightctl.sharding.planning import shardings
+from weightctl.sharding.properties import gather_knowledge
 from weightctl.split import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from weightctl.sharding.knowledge import CheckpointKnowledge
     from weightctl.sharding.placing import PlacedWeight
     from weightctl.sharding.planning import CutRulesLike
+    from weightctl.sharding.properties import CheckpointKnowledge
     from weightctl.weights.tree import Checkpoint
 
 

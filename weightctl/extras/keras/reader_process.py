@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _MESSAGE = Struct("<cQQ")
 _READ, _DONE = b"R", b"D"
 _LARGEST_READ, _LARGEST_RESULT = 1 << 24, 1 << 30
-_PROGRAM = "from weightctl.extras.keras.apart import main; main()"
+_PROGRAM = "from weightctl.extras.keras.reader_process import main; main()"
 # Limits of the process: seconds of processor time, and bytes of memory.
 _SECONDS, _MEMORY = 20, 1 << 32
 

@@ -6,15 +6,15 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from weightctl.errors import ShardingError
-from weightctl.families.lines import LINES
-from weightctl.families.parts import Role, role
-from weightctl.families.sharing import (
+from weightctl.families.modules import Role, role
+from weightctl.families.rank_ranges import (
     OF_HEADS,
     SharedAxis,
     list_runs,
     ranges_of_rank,
     share_extents,
 )
+from weightctl.families.usual_names import LINES
 from weightctl.graph.sharding import ShardingStrategy
 from weightctl.split import Heads, Sharding, counts_that_work, part_along, ranks_that_work
 

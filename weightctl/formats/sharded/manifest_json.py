@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from weightctl.dtype import ENCODINGS
 from weightctl.formats import FORMATS
 from weightctl.formats.base import is_possible, is_text
-from weightctl.formats.sharded.record import (
+from weightctl.formats.sharded.records import (
     Manifest,
     RankFile,
     Shard,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from weightctl.families.kinds import Kind
+    from weightctl.families.config_values import Kind
     from weightctl.weights.info import TensorInfo
 
 # The words of config.json for layers with full attention, and with a sliding window.
@@ -179,7 +179,8 @@ class Key:
 
     - `field`: the name of the field. Fields that are not in the family's config class are only used
       by defaults and checks.
-    - `kind`: which values are allowed, and how they are read and written (`families/kinds.py`).
+    - `kind`: which values are allowed, and how they are read and written
+      (`families/config_values.py`).
     - `gguf`: the key in GGUF's metadata, in which `{arch}` is the architecture; empty if there is
       none.
     - `hugging_face`: the path in config.json, with dots between nested objects; empty if there is

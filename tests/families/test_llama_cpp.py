@@ -16,8 +16,8 @@ from each import each, usual
 from llama_cpp import ask
 from weightctl import WeightData, convert
 from weightctl.errors import ArchitectureError, ConversionError
-from weightctl.families import FAMILIES, loaded, written
-from weightctl.families.loaded import RuntimeDifference, find_unloaded_tensors
+from weightctl.families import FAMILIES, config_writing, llama_cpp
+from weightctl.families.llama_cpp import RuntimeDifference, find_unloaded_tensors
 from weightctl.plan.plan import Plan
 from weightctl.translate import translate
 from weightctl.weights.derived import Derived, StoredTensor
@@ -124,7 +124,7 @@ def test_what_llama_cpp_does_not_load_is_not_written(
 def test_llama_cpp_does_not_load_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written, "_refuse_unloaded", lambda *_: None)
+    monkeypatch.setattr(config_writing, "_refuse_unloaded", lambda *_: None)
     question = ("embeddings" if name == "modernbert" else "logits", [5, 9, 30])
     usual = tiny.write(tmp_path / "usual.gguf", name)
     changed = {
@@ -203,7 +203,8 @@ def test_the_table_of_tensors_is_what_llama_cpp_loads(architecture: str, tmp_pat
     by_config = {
         f"without {each}"
         for each in header_of(tiny.make(name, "gguf").tree).tensors
-        if loaded._plain(each) in re.split(r"[ |]", loaded._read_table()[architecture]["possible"])
+        if llama_cpp._plain(each)
+        in re.split(r"[ |]", llama_cpp._read_table()[architecture]["possible"])
     }
     assert {
         change: found[change]
@@ -216,7 +217,7 @@ def test_a_layer_for_mtp_may_lack_what_other_layers_need() -> None:
     counts = {"x.block_count": 3, "x.nextn_predict_layers": 1}
     metadata = {key: MetadataValue("u32", count) for key, count in counts.items()}
     names = ["blk.0.ffn_up.weight", "blk.2.nextn.eh_proj.weight"]
-    missing = loaded._find_missing("blk.ffn_up", "x", metadata, names)
+    missing = llama_cpp._find_missing("blk.ffn_up", "x", metadata, names)
     assert [*missing] == ["blk.1.ffn_up.weight"]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import _weights_only_unpickler as careful
 
 from lazy import torch
-from weightctl.formats.pickles.emit import LONGEST_INTEGER, Persistent, emit
 from weightctl.formats.pickles.records import Global, PickledCall
+from weightctl.formats.pickles.writing import LONGEST_INTEGER, Persistent, emit
 
 EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 LONGEST = (1 << 8 * LONGEST_INTEGER - 1) - 1

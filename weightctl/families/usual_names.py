@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weightctl.families.parts import Name, WeightAxes
+from weightctl.families.modules import Name, WeightAxes
 from weightctl.families.steps import (
     AS_COLUMN,
     MINUS_EXP,
@@ -25,7 +25,7 @@ from weightctl.families.steps import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.families.sharing import Extent
+    from weightctl.families.rank_ranges import Extent
 
 _LAYER = "layers.{}."
 _HIDDEN: tuple[Extent, ...] = ("hidden",)
