@@ -155,7 +155,7 @@ def test_an_operation_that_takes_blocks_gets_those_that_are_stored(tmp_path: Pat
     with Graph("rows") as graph:
         table = Weight("w.weight", DType.float32, (4, 64), quantization_encoding=Q8_0)
         graph.output(ops.embedding(table, ops.constant([3, 1])))
-    for registry in (tree, {"w.weight": tree["w.weight"].data().to_numpy()}):
+    for registry in (tree, {"w.weight": tree["w.weight"].data().blocks}):
         for resident in (False, True):
             found = ran(graph, registry=registry, resident=resident)
             np.testing.assert_array_equal(found, expected[[3, 1]])
@@ -321,7 +321,7 @@ def test_integers_that_may_not_fit_are_refused_and_do_not_wrap(resident: bool) -
 def quantized() -> tuple[Array, Array]:
     """Return the bytes of four rows of blocks, and the numbers in them."""
     data, held = in_blocks(numbers(4, 64), Q8_0)
-    return data.to_numpy(), held
+    return data.blocks, held
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -503,7 +503,7 @@ def test_blocks_may_be_taken_for_the_numbers_in_them(tmp_path: Path) -> None:
 def test_bytes_are_cut_as_the_blocks_that_they_are_declared_to_be(resident: bool) -> None:
     data, held = in_blocks(WHOLE, Q8_0)
     weight = whole(COLUMNS, quantization_encoding=Q8_0)
-    for raw in (data, data.to_numpy(), data.to_numpy().reshape(-1)):
+    for raw in (data, data.blocks, data.blocks.reshape(-1)):
         found = parts_of({"w": raw}, weight, resident=resident)
         same(found, [held[:, :64], held[:, 64:]])
 

@@ -176,7 +176,7 @@ def test_a_quantized_weight_that_is_changed_after_its_use_stays_what_it_was() ->
 @each("dtype", [DType.float32, DType.bfloat16])
 def test_blocks_are_decoded_into_memory_that_is_given(dtype: DType) -> None:
     data, numbers = blocks(Q4_K, 6, 512)
-    raw = torch.from_numpy(data.to_numpy()).reshape(2, 3, -1)
+    raw = torch.from_numpy(data.blocks).reshape(2, 3, -1)
     memory = torch.zeros(numbers.size * dtype.encoding.size, dtype=torch.uint8)
     found = decode_blocks(raw, Q4_K, dtype, memory)
     assert found.data_ptr() == memory.data_ptr()

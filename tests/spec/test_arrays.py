@@ -10,7 +10,15 @@ import pytest
 
 from each import each
 from lazy import torch
-from weightctl import Buffer, DType, QuantizationEncoding, WeightData, convert, open_weights
+from weightctl import (
+    Buffer,
+    Checkpoint,
+    DType,
+    QuantizationEncoding,
+    WeightData,
+    convert,
+    open_weights,
+)
 from weightctl.errors import ArgumentTypeError, EncodingError
 
 if TYPE_CHECKING:
@@ -40,11 +48,16 @@ def data_of(numbers: Any = NUMBERS) -> WeightData:
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> WeightData:
+def stored_blocks(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     path: Path = tmp_path_factory.mktemp("blocks") / "q.gguf"
     numbers = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
     convert({"w.weight": numbers}, path, quant="Q8_0")
-    return open_weights(path).w.weight.data()
+    return open_weights(path).w.weight
+
+
+@pytest.fixture
+def blocks(stored_blocks: Checkpoint) -> WeightData:
+    return stored_blocks.data()
 
 
 @each("made", [data_of(), data_of().to_buffer()], ids=["data", "buffer"])
@@ -57,18 +70,33 @@ def test_a_function_gives_what_it_gives_of_the_array(number: int, made: Any) -> 
 
 @each("number", range(len(FUNCTIONS)))
 def test_no_function_takes_the_bytes_of_blocks_for_numbers(number: int, blocks: WeightData) -> None:
-    with pytest.raises(
-        EncodingError, match="is stored in Q8_0 blocks, so its bytes are not its elements"
-    ):
-        FUNCTIONS[number](blocks)
+    decoded = np.asarray(blocks.astype("float32"))
+    np.testing.assert_array_equal(FUNCTIONS[number](blocks), FUNCTIONS[number](decoded))
 
 
-def test_the_bytes_of_blocks_and_their_outline_are_there_for_who_asks(blocks: WeightData) -> None:
-    assert np.asarray(blocks).dtype == np.uint8
-    assert np.shape(blocks) == blocks.shape == (4, 272)
-    assert (np.ndim(blocks), np.size(blocks)) == (blocks.ndim, blocks.size) == (2, 1088)
-    assert torch.from_dlpack(blocks).dtype is torch.uint8
-    assert abs(float(np.mean(blocks.astype("float32")))) < 0.1
+def test_data_and_its_node_are_the_same_array(stored_blocks: Checkpoint) -> None:
+    data = stored_blocks.data()
+    assert np.asarray(data).tobytes() == np.asarray(stored_blocks).tobytes()
+    assert np.asarray(data).dtype == np.asarray(stored_blocks).dtype == np.float32
+    assert np.shape(data) == np.shape(stored_blocks) == (4, 256)
+    assert (data.ndim, data.size) == (stored_blocks.ndim, stored_blocks.size) == (2, 1024)
+    assert torch.equal(data.to_torch(), stored_blocks.to_torch())
+    assert torch.equal(data.to_torch(), torch.from_numpy(np.asarray(data)))
+
+
+def test_the_bytes_of_blocks_have_a_name_of_their_own(blocks: WeightData) -> None:
+    assert blocks.blocks.dtype == np.uint8
+    assert blocks.blocks.shape == blocks.shape == (4, 272)
+    assert torch.equal(torch.from_dlpack(blocks), torch.from_numpy(blocks.blocks))
+    with pytest.raises(EncodingError, match="`w` is stored as float32, not in blocks"):
+        _ = data_of().blocks
+
+
+def test_a_tensor_of_torch_shares_memory_with_plain_data() -> None:
+    data = data_of()
+    data.to_torch()[0, 0] = 9
+    assert np.asarray(data)[0, 0] == 9
+    assert data.astype("bfloat16").to_torch().dtype is torch.bfloat16
 
 
 @each("act", OPERATORS, ids=lambda act: act.__name__)
@@ -100,12 +128,11 @@ def test_a_tensor_of_torch_keeps_its_type_with_bfloat16() -> None:
         assert found.tolist() == (NUMBERS + 1).tolist()
 
 
-def test_blocks_are_refused_beside_a_tensor(blocks: WeightData) -> None:
-    tensor = torch.ones(4, 272)
-    for act in (operator.add, operator.matmul, operator.lt, operator.eq):
-        for pair in ((blocks, tensor), (tensor, blocks)):
-            with pytest.raises(EncodingError, match="blocks, so its bytes are not its elements"):
-                act(*pair)
+def test_blocks_are_decoded_beside_a_tensor(blocks: WeightData) -> None:
+    tensor, decoded = torch.ones(4, 256), blocks.to_torch()
+    for act in (operator.add, operator.lt, operator.eq):
+        assert torch.equal(act(blocks, tensor), act(decoded, tensor))
+        assert torch.equal(act(tensor, blocks), act(tensor, decoded))
 
 
 def test_one_number_becomes_a_python_number() -> None:

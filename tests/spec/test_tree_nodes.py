@@ -56,9 +56,29 @@ def test_what_open_weights_returns_satisfies_the_protocol(tiny_llama: Path) -> N
 def test_the_additions_are_the_ones_that_are_tried_here() -> None:
     expected = {
         "info", "header", "metadata", "source", "shape", "dtype", "ndim", "size", "keys", "values",
-        "get", "close",
+        "get", "close", "tensors", "config", "architecture", "to_torch",
     }  # fmt: skip
     assert expected == set(ADDITIONS)
+
+
+def test_tensors_are_those_of_items(tiny_llama: Path) -> None:
+    weights = open_weights(tiny_llama)
+    for node in (weights, weights.model.layers[0], weights.model.norm.weight):
+        assert [*node.tensors.items()] == [*node.items()]
+    assert len(weights) == len(weights.keys()) == 2
+    assert len(weights.tensors) == len(weights.header.tensors)
+
+
+def test_the_config_and_the_architecture_are_those_beside_the_file_or_in_it(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    weights = open_weights(tiny_llama)
+    assert weights.config["hidden_size"] == weights.model.norm.weight.size
+    assert weights.architecture == weights.model.architecture == "llama"
+    weightctl.convert(tiny_llama, tmp_path / "model.gguf")
+    with open_weights(tmp_path / "model.gguf") as converted:
+        assert (converted.architecture, converted.config) == ("llama", {})
+    assert (tree_of("a").architecture, tree_of("a").config) == ("", {})
 
 
 @pytest.mark.parametrize("name", [*ADDITIONS, "tree", "taken", "gave", "declared", "from_data"])

@@ -72,13 +72,13 @@ class Files:
 
     def numbers(self, module: str) -> NDArray[Any]:
         """Return a copy of a tensor's numbers in its own dtype; of blocks, their bytes by rows."""
-        return self.tensors[self.where(module)].to_numpy().copy()
+        return self.tensors[self.where(module)].to_buffer().to_numpy().copy()
 
     def put(self, module: str, array: NDArray[Any]) -> str:
         """Put other numbers, or blocks, in a tensor's place; return what it is called."""
         name = self.where(module)
         old = self.tensors[name]
-        new = WeightData.from_numpy(array.astype(old.to_numpy().dtype), name)
+        new = WeightData.from_numpy(array.astype(old.to_buffer().to_numpy().dtype), name)
         if old.quantization_encoding is not None:
             new = WeightData.of(old.info, new.data)
         self.tensors[name] = new

@@ -80,6 +80,11 @@ def numbers_of(array: DLPackArray) -> Any:
     return array.to_numpy()
 
 
+def blocks_of(array: DLPackArray) -> Any:
+    assert isinstance(array, WeightData)
+    return array.blocks
+
+
 def test_a_weight_is_what_is_stored_where_nothing_else_is_asked_for(weights: Weights) -> None:
     weight = weights.layers[0].w.allocate()
     assert weight.name == "layers.0.w"
@@ -110,7 +115,7 @@ def test_blocks_become_numbers_of_the_dtype_asked_for_when_they_are_used(
     weight = quantized.w.q4_k.allocate(DType.bfloat16, (3, 256), Q4_K)
     assert (weight.dtype, weight.quantization_encoding) == (DType.uint8, Q4_K)
     assert weight.original_dtype_and_shape == (DType.bfloat16, [3, 256])
-    assert numbers_of(quantized.allocated_weights["w.q4_k"]).tobytes() == BLOCKS.tobytes()
+    assert blocks_of(quantized.allocated_weights["w.q4_k"]).tobytes() == BLOCKS.tobytes()
 
 
 @pytest.mark.parametrize("encoding", [None, Q4_K], ids=str)
@@ -204,7 +209,7 @@ def test_allocated_numbers_are_packed_into_ggmls_own_blocks(weights: Weights) ->
     assert isinstance(data, WeightData)
     assert (data.dtype, data.shape, data.quantization_encoding) == (DType.uint8, [3, 144], Q4_K)
     assert data.info.shape == (3, 256)
-    assert data.to_numpy().tobytes() == BLOCKS.tobytes()
+    assert data.blocks.tobytes() == BLOCKS.tobytes()
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.float16], ids=str)
@@ -221,7 +226,7 @@ def test_allocated_blocks_are_dequantized_for_a_float_dtype(
 def test_allocated_blocks_become_other_blocks_through_their_numbers(quantized: Weights) -> None:
     quantized.w.q4_k.allocate(quantization_encoding=Q8_0)
     between = dequantize(BLOCKS, GGMLQuantizationType.Q4_K).reshape(3, 256)
-    found = numbers_of(quantized.allocated_weights["w.q4_k"])
+    found = blocks_of(quantized.allocated_weights["w.q4_k"])
     assert found.tobytes() == ggml_quantize("Q8_0", between, None).tobytes()
 
 
@@ -272,7 +277,7 @@ def test_floats_and_blocks_become_integers_as_in_numpy(
 def test_blocks_that_can_only_be_read_are_allocated_as_they_are(quantized: Weights) -> None:
     weight = quantized.w.iq1_s.allocate()
     assert weight.original_dtype_and_shape == (DType.float32, [1, 256])
-    assert numbers_of(quantized.allocated_weights["w.iq1_s"]).shape == (1, 50)
+    assert blocks_of(quantized.allocated_weights["w.iq1_s"]).shape == (1, 50)
 
 
 def test_a_number_that_does_not_fit_is_reported_with_its_tensor_when_it_is_read(

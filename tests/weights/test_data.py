@@ -328,7 +328,7 @@ def test_quantized_data_is_rows_of_bytes_with_a_logical_side() -> None:
     assert (data.dtype, data.shape) == (DType.uint8, (6, 68))
     assert data.quantization_encoding is QuantizationEncoding.Q8_0
     assert data.info == TensorInfo("w", (2, 3, 64), QuantizationEncoding.Q8_0.encoding)
-    assert np.array_equal(data.to_numpy(), raw)
+    assert np.array_equal(data.blocks, raw)
     assert repr(data) == "WeightData('w', QuantizationEncoding.Q8_0, [2, 3, 64])"
 
 

@@ -97,11 +97,11 @@ class Module(Layer):
             {name: torch.from_dlpack(value) for name, value in module.state_dict().items()}
             {name: np.asarray(value) for name, value in module.state_dict().items()}
 
-        Decode quantized values with `value.astype("float32")` first. A torch module with tied
-        weights expects a value for each name: load the values with its `load_state_dict(...,
-        strict=False)`. Raises `StateDictError`, a `ValueError`, that names all weights without a
-        value if `auto_initialize` is False, or all that cannot get zeros because their size is not
-        defined.
+        Of quantized values, the first are bytes; `value.to_torch()` dequantizes them. A torch
+        module with tied weights expects a value for each name: load the values with its
+        `load_state_dict(..., strict=False)`. Raises `StateDictError`, a `ValueError`, that names
+        all weights without a value if `auto_initialize` is False, or all that cannot get zeros
+        because their size is not defined.
         """
         weights = self.raw_state_dict()
         values = {name: get_value(weight) for name, weight in weights.items()}

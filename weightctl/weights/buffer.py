@@ -250,7 +250,7 @@ class ArrayMethods(ArrayOperators):
 
     @property
     def size(self) -> int:
-        """The number of elements; for blocks, the number of bytes."""
+        """The number of elements."""
         return prod(self._sizes())
 
     @property

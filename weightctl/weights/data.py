@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from weightctl.dtype import DType, QuantizationEncoding, as_dtype, as_quantization
 from weightctl.errors import ArgumentTypeError, EncodingError, MissingTensorError
 from weightctl.shape import Shape, SizedShape
+from weightctl.system.registry import load
 from weightctl.weights.block_shapes import in_elements
 from weightctl.weights.buffer import ArrayMethods, Buffer
 from weightctl.weights.conversion import convert_bytes, drops_fractions, require_astype
@@ -165,8 +166,9 @@ class WeightData(ArrayMethods):
     `len`, operators and functions are NumPy's.
 
     The data of a block-quantized tensor is bytes: dtype uint8, shape (rows, bytes per row), and
-    `quantization_encoding` is the type of the blocks; `info` has the logical shape. DLPack and
-    `np.asarray` return the bytes; arithmetic raises `EncodingError`.
+    `quantization_encoding` is the type of the blocks; `info` has the logical shape. DLPack exports
+    the bytes, and `blocks` returns them. For NumPy, it is the dequantized elements, in float32, as
+    for the node of the tensor.
 
     Raises `ArgumentTypeError` if `data` is not an array or `name` is not a string, and
     `EncodingError` if the array has another dtype or shape.
@@ -362,26 +364,40 @@ class WeightData(ArrayMethods):
         )
 
     def _sizes(self) -> tuple[int, ...]:
-        return self.shape.sizes
+        return self.info.shape
 
     def _buffer(self) -> Buffer:
-        if self.quantization_encoding is not None:
-            raise EncodingError(
-                f"`{self.name}` is stored in {self.quantization_encoding.name} blocks, so its "
-                "bytes are not its elements",
-                hint="use `.astype(DType.float32)` to dequantize it, or `.to_numpy()` to get "
-                "the bytes",
-            )
-        return self.to_buffer()
+        is_plain = self.quantization_encoding is None
+        return self.to_buffer() if is_plain else self.astype(DType.float32).to_buffer()
 
     def to_numpy(self) -> NDArray[Any]:
-        """Return the elements, or the bytes of a quantized tensor, as an array."""
+        """Return the elements as an array; those of a quantized tensor are dequantized."""
+        return self._buffer().to_numpy()
+
+    def to_torch(self) -> Any:
+        """Return the elements as a tensor of torch; those of a quantized tensor are dequantized.
+
+        Plain elements share memory with this object.
+        """
+        return load("torch").from_dlpack(self._buffer())
+
+    @property
+    def blocks(self) -> NDArray[np.uint8]:
+        """The bytes of a quantized tensor, of shape (rows, bytes per row).
+
+        Raises `EncodingError` if the tensor is not quantized.
+        """
+        if self.quantization_encoding is None:
+            raise EncodingError(
+                f"`{self.name}` is stored as {self.dtype.value}, not in blocks",
+                hint="use `.to_numpy()` for its elements",
+            )
         return self.to_buffer().to_numpy()
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
     ) -> NDArray[Any]:
-        return self.to_buffer().__array__(dtype, copy)
+        return self._buffer().__array__(dtype, copy)
 
     def __dlpack__(self, **options: Any) -> Any:
         # Data on another device stays there. On the CPU, the buffer also exports types that NumPy

@@ -26,6 +26,7 @@ from weightctl.errors import (
     MissingIndexError,
     MissingTensorError,
 )
+from weightctl.system.registry import load
 from weightctl.weights.buffer import ArrayOperators
 from weightctl.weights.nodes import build_tree, find, is_number, walk
 from weightctl.weights.protocol import Weights
@@ -147,10 +148,11 @@ class Checkpoint(ArrayOperators, Weights):
     last layer. Access by name never fails; reading a missing tensor does.
 
     Every node is a mapping of its children: iteration, `keys`, `values`, `get`, `len` and `in` use
-    the next segments of names, numbers in order; only `items` yields the tensors at and below the
-    node, by full name. A node is true if a tensor exists at or below it. Nodes of the same name in
-    the same tree are equal. The node of a tensor is an array too: it has `shape` and `dtype`, and
-    supports `np.asarray`, DLPack, operators and NumPy functions; blocks are dequantized.
+    the next segments of names, numbers in order. `items` yields the tensors at and below the node,
+    by full name, and `tensors` is a mapping of them. A node is true if a tensor exists at or below
+    it. Nodes of the same name in the same tree are equal. The node of a tensor is an array too: it
+    has `shape` and `dtype`, and supports `np.asarray`, DLPack, operators and NumPy functions;
+    blocks are dequantized.
 
     A child hides what is not part of `Weights` (`info`, `shape`, `header`, `keys`, ...). To reach a
     child that a method of `Weights` hides, use an index: `weights["layer.data"]`.
@@ -290,6 +292,27 @@ class Checkpoint(ArrayOperators, Weights):
         """Close the files of the whole tree; data that was not read can no longer be read."""
         for file in self._tree.source.files:
             file.close()
+
+    @Addition
+    def tensors(self) -> Mapping[str, Checkpoint]:
+        """The tensors at and below this node, by full name; `len` counts them."""
+        return dict(self.items())
+
+    @Addition
+    def config(self) -> Mapping[str, Any]:
+        """The content of the config.json beside the files; empty if there is none."""
+        return _config_of(self)
+
+    @Addition
+    def architecture(self) -> str:
+        """GGUF's `general.architecture`, or `model_type` in config.json; empty without them."""
+        stated = header_of(self).metadata.get("general.architecture")
+        return str(stated.content if stated else _config_of(self).get("model_type", ""))
+
+    @added_method
+    def to_torch(self) -> Any:
+        """Return the elements of the node's tensor as a tensor of torch; blocks are dequantized."""
+        return self.data().to_torch()
 
     @added_method
     def get(self, key: str | int, default: Any = None) -> Any:
@@ -432,6 +455,13 @@ def source_of(weights: Checkpoint) -> Source:
 def header_of(weights: Checkpoint) -> Header:
     """Return the header of a checkpoint, whatever the names of its tensors."""
     return weights._tree.source.header  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
+
+
+def _config_of(weights: Checkpoint) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = load("weightctl.formats.huggingface:config")(
+        header_of(weights).files
+    )
+    return found
 
 
 def info_of(node: Checkpoint) -> TensorInfo:
