@@ -9,6 +9,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import family_tokenizers
@@ -18,7 +19,7 @@ from each import each
 from family_cases import CASES, make_checkpoint, model_class
 from family_stand_ins import STAND_INS
 from lazy import peft, torch, transformers
-from weightctl.errors import ArgumentTypeError, ConversionError
+from weightctl.errors import ArgumentTypeError, ConversionError, StateDictError
 from weightctl.formats.open.in_memory import open_model
 
 if TYPE_CHECKING:
@@ -257,6 +258,32 @@ def test_the_temporary_directory_is_removed_with_the_tree(
     del opened
     gc.collect()
     assert not [*tmp_path.iterdir()]
+
+
+def test_functions_take_a_model_in_memory(tmp_path: Path) -> None:
+    model = make_llama()
+    weightctl.to_gguf(model, tmp_path / "small.gguf", dtype="bf16")
+    assert not weightctl.verify(tmp_path / "small.gguf", model, tokens=[1, 2, 3]).problems
+    assert not weightctl.verify(model, tokens=[1, 2, 3]).problems
+    compared = weightctl.diff(model, tmp_path / "small.gguf", values=True)
+    assert compared.paired == "by the tensor names of llama in Hugging Face and in GGUF"
+    assert not [each for each in compared.differences if each.change and each.change.relative_rmse]
+    assert {each.name for each in weightctl.stat(model).tensors} == {*model.state_dict()}
+    weightctl.convert(model, tmp_path / "small.safetensors")
+    halves = weightctl.shard(model, tmp_path / "halves", tp=2)
+    assert [*halves.outcome.parts] == ["rank-0/model.safetensors", "rank-1/model.safetensors"]
+    with pytest.raises(ConversionError, match="adapters of PEFT that are not merged: `default`"):
+        weightctl.stat(adapt(model, **ADAPTERS["plain"]))
+
+
+def test_functions_take_modules_without_a_config() -> None:
+    linear = weightctl.nn.Linear(4, 8)
+    with pytest.raises(StateDictError):
+        weightctl.stat(linear)
+    linear.load_state_dict({"weight": np.arange(32, dtype=np.float32).reshape(8, 4)})
+    for module in (linear, torch.nn.Linear(4, 8, bias=False)):
+        assert [each.name for each in weightctl.stat(module).tensors] == ["weight"]
+        assert not weightctl.verify(module, module).problems
 
 
 MEASURED = """

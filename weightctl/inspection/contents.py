@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from weightctl.split import Grid
     from weightctl.weights.info import Leaf
     from weightctl.weights.nodes import TreeNode
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable
     from weightctl.weights.tree import Checkpoint
 
 
@@ -242,7 +242,7 @@ def find_alignment(offset: int) -> int:
 
 
 def read_contents(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    source: Openable,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     source_format: str | None = None,

@@ -16,14 +16,11 @@ from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from weightctl.deltas.creating import WrittenPatch
     from weightctl.inspection.comparison import Comparison, Difference, Hashed, LayerChange
     from weightctl.inspection.contents import Contents
-    from weightctl.weights.protocol import Weights
-
-    Compared = str | os.PathLike[str] | Weights | Mapping[str, Any]
+    from weightctl.weights.protocol import Openable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +54,8 @@ class ComparedCheckpoints:
 
 
 def diff(
-    first: Compared,
-    second: Compared,
+    first: Openable,
+    second: Openable,
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
@@ -86,7 +83,7 @@ def diff(
     )
 
 
-def _name_path(compared: Compared) -> str:
+def _name_path(compared: Openable) -> str:
     return os.fspath(compared) if isinstance(compared, str | os.PathLike) else ""
 
 

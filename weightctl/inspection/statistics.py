@@ -13,14 +13,13 @@ from weightctl.text.wording import join_ranges
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from weightctl.inspection.contents import Contents
     from weightctl.values import Statistics, ValueCounts
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 # The number of ranges of a histogram.
@@ -104,7 +103,7 @@ class MeasuredCheckpoint:
 
 
 def stat(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    source: Openable,
     *,
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),

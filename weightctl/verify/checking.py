@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from weightctl.device import DeviceRef
-    from weightctl.verify.subject import Verifiable
+    from weightctl.weights.protocol import Openable
 
 _MOST_ENCODINGS = 3
 
 
 def verify(
-    model: Verifiable,
-    against: Verifiable | None = None,
+    model: Openable,
+    against: Openable | None = None,
     *,
     checks: Sequence[str] | None = None,
     skip: Sequence[str] = (),

@@ -24,15 +24,10 @@ from weightctl.system.phases import begin_phase
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from weightctl.families import RecognizedModel
     from weightctl.translate.tokenizer.encoding import TokenEncoder
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable
     from weightctl.weights.tree import Checkpoint
-
-    Verifiable = str | os.PathLike[str] | Weights | Mapping[str, Any]
 
 
 class Subject:
@@ -42,7 +37,7 @@ class Subject:
     Errors of recognition are kept as `refusal`, not raised, so that every check can run.
     """
 
-    def __init__(self, source: Verifiable, format_name: str | None = None) -> None:
+    def __init__(self, source: Openable, format_name: str | None = None) -> None:
         self._source = source
         self.path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
         self.format_name = format_name

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from weightctl.device import CPU
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Mapping
 
     from weightctl.device import DeviceRef
@@ -67,3 +68,15 @@ class Weights(Protocol):
     def __getattr__(self, segment: str, /) -> Weights: ...
 
     def __getitem__(self, key: str | int, /) -> Weights: ...
+
+
+class HasState(Protocol):
+    """A module of weightctl or torch: `state_dict` returns its weights as arrays by name."""
+
+    def state_dict(self) -> Any:
+        """Return the values of all weights by name."""
+        ...
+
+
+# What functions open: a path or a URL, a tree, arrays by name, or a module.
+Openable: TypeAlias = "str | os.PathLike[str] | Weights | Mapping[str, Any] | HasState"

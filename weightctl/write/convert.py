@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, Encoding
     from weightctl.formats.imatrix import Importance
     from weightctl.plan.types import TypeLike
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable
 
 _LEAST_MEMORY = 4_000_000
 
@@ -57,7 +57,7 @@ _Choice = TypeVar("_Choice", bound=Enum)
 
 
 def convert(
-    source: str | os.PathLike[str] | Plan | Weights | Mapping[str, Any],
+    source: Plan | Openable,
     out: str | os.PathLike[str] | Target | None = None,
     *,
     mmproj: str | os.PathLike[str] | None = None,
@@ -320,7 +320,7 @@ def _cast_for_format(
 
 
 def merge(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    source: Openable,
     adapters: str | os.PathLike[str] | Sequence[AdapterLike],
     out: str | os.PathLike[str],
     **options: Any,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import describe_left_out
-from weightctl.formats.open.opening import open_weights
+from weightctl.formats.open.opening import open_source
 from weightctl.formats.sharded.manifest import manifest_bytes
 from weightctl.formats.sharded.opening import MANIFEST
 from weightctl.formats.sharded.records import fingerprint_source
@@ -27,7 +27,6 @@ from weightctl.storage.location import is_remote
 from weightctl.system.threads import Memory, thread_count
 from weightctl.text.sizes import parse_size
 from weightctl.weights.byte_ranges import boxes, byte_part, byte_shape, find_overlaps, scatter
-from weightctl.weights.from_arrays import loaded_checkpoint
 from weightctl.weights.steps.sliced import runs
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.executors.worker import PlannedWork, PlanRequest
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from weightctl.split import Part
     from weightctl.storage.base import FileRange
     from weightctl.weights.byte_ranges import Box, Overlap
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable
     from weightctl.write.executors.distribution import Distribution
     from weightctl.write.outcome import Outcome
     from weightctl.write.tasks import NumberedWriters
@@ -183,7 +182,7 @@ class ShardedOutput:
 
 
 def shard(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    source: Openable,
     out: str | os.PathLike[str],
     *,
     tp: int = 1,
@@ -217,17 +216,8 @@ def shard(
     `ConversionError`, `FormatError` and `OutputError`, which are `WeightctlError`s with a hint.
     """
     request = PlanRequest.of(shard, dict(locals()))
-    if isinstance(source, str | os.PathLike):
-        weights = open_weights(source, source_format)
-    elif source_format is not None:
-        raise ConversionError(
-            "source_format only applies to a path, but the source is already open",
-            hint="remove source_format, or pass it to `open_weights`",
-        )
-    else:
-        weights = loaded_checkpoint(source)
     plan = shard_plan(
-        weights,
+        open_source(source, source_format),
         Grid(tp, ep, pp),
         rules=_parse_rules(rules),
         layout=layout,

@@ -122,6 +122,8 @@ class _Model(Held):
         weakref.finalize(self, shutil.rmtree, outer, ignore_errors=True)
         self.directory = os.path.join(outer, name)
         os.mkdir(self.directory)
+        # Its size is asked for; the tensors are in memory.
+        open(os.path.join(self.directory, file), "wb").close()
         self._header = self._header._replace(
             files=(os.path.join(self.directory, file),), aliases=aliases
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ArgumentTypeError, ConversionError, FormatError
 from weightctl.formats import format_module
@@ -24,10 +24,9 @@ from weightctl.weights.tree import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from weightctl.weights.data import Source
-    from weightctl.weights.protocol import Weights
+    from weightctl.weights.protocol import Openable, Weights
 
 
 _METADATA = ".metadata"
@@ -173,14 +172,15 @@ def _path(given: object) -> str:
 
 
 def open_source(
-    source: str | os.PathLike[str] | Weights | Mapping[str, Any],
+    source: Openable,
     format_name: str | None = None,
     *,
     partial: bool = False,
 ) -> Checkpoint:
-    """Open what the functions of weightctl take: a path, a tree of weights, or arrays by name.
+    """Open what functions take: a path, a tree of weights, arrays by name, or a module.
 
-    Raises the errors of `open_weights` and of `loaded_checkpoint`, and `ConversionError` for
+    A module is one of weightctl or torch; that of a model of transformers has its config. Raises
+    the errors of `open_weights`, `open_model` and `loaded_checkpoint`, and `ConversionError` for
     arguments that only apply to paths.
     """
     if isinstance(source, str | os.PathLike):
@@ -193,4 +193,24 @@ def open_source(
         )
     from weightctl.weights.from_arrays import loaded_checkpoint  # only for trees and arrays
 
-    return loaded_checkpoint(source)
+    if callable(getattr(type(source), "state_dict", None)):
+        return _open_module(source)
+    return loaded_checkpoint(cast("Weights | Mapping[str, Any]", source))
+
+
+def _open_module(module: Any) -> Checkpoint:
+    """Open the weights of a module; raises `StateDictError` if one of weightctl has no values."""
+    from weightctl.formats.open.in_memory import is_model, open_model  # only for modules
+    from weightctl.weights.from_arrays import as_checkpoint
+
+    if not is_model(module):
+        is_ours = hasattr(module, "raw_state_dict")  # by default, missing values are zeros there
+        return as_checkpoint(module.state_dict(**({"auto_initialize": False} if is_ours else {})))
+    opened = open_model(module)
+    if opened.adapters:
+        names = ", ".join(f"`{name}`" for name in opened.adapters)
+        raise ConversionError(
+            f"the model has adapters of PEFT that are not merged: {names}",
+            hint="call `model.merge_adapter()` first; `to_gguf` and `to_directory` merge adapters",
+        )
+    return opened.weights
