@@ -102,9 +102,7 @@ def test_the_notes_list_what_is_left_out(tmp_path: Path) -> None:
     torch.save(lightning(), tmp_path / "in.ckpt")
     planned = convert(tmp_path / "in.ckpt", tmp_path / "out.gguf", weights_only=True, dry_run=True)
     left_out, entry, *_ = planned.notes
-    assert left_out.startswith(
-        "left out because of --weights-only: 5 tensors (`loops.fit_loop.total`"
-    )
+    assert left_out.startswith("training state is left out: 5 tensors (`loops.fit_loop.total`")
     assert "values (`epoch`, `global_step`, `pytorch-lightning_version`, ...)" in left_out
     assert entry.startswith("the prefix `state_dict.` is removed from tensor names, because")
 
@@ -159,5 +157,5 @@ def test_a_part_of_a_tree_and_a_plan_are_refused(tmp_path: Path) -> None:
 def test_the_command_says_what_it_leaves_out(weightctl: Run, tmp_path: Path) -> None:
     done = weightctl("convert", TRAINING, tmp_path / "o.pt", "--weights-only", "-n")
     assert done.returncode == 0
-    assert "left out because of --weights-only: 18 tensors" in " ".join(done.stderr.split())
+    assert "training state is left out: 18 tensors" in " ".join(done.stderr.split())
     assert "optimizer" not in done.stdout

@@ -273,7 +273,7 @@ def assert_whole(plan: ShardPlan, out: Path, scratch: Path) -> None:
     plain = read_manifest(str(scratch / "wanted" / MANIFEST))
     assert manifest == plain._replace(source=fingerprint_source(plan.source))
     del found[MANIFEST], wanted[MANIFEST]
-    for name, path in companions(plan.source.header.files).items():
+    for name, path in companions(plan.source.header).items():
         with open(path, "rb") as file:
             content = file.read()
         places = (

@@ -203,7 +203,7 @@ def _make_settings(
         for module, each in zip(modules, weights, strict=True)
         if each.rank != rank
     }
-    document = config(header_of(base).files, CONFIG)
+    document = config(header_of(base), CONFIG)
     classes = [str(each) for each in document.get("architectures") or ()]
     is_language_model = any(each.endswith("ForCausalLM") for each in classes)
     settings = {

@@ -16,7 +16,7 @@ from weightctl.errors import ConversionError
 from weightctl.families import recognize
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.steps import TRANSPOSED, convert_form
-from weightctl.formats.huggingface import CONFIG, config
+from weightctl.formats.huggingface import CONFIG, read_object
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan
 from weightctl.text.wording import pluralize
@@ -70,7 +70,7 @@ def plan_adapter(weights: Checkpoint, base: str) -> Plan:
 
 def _recognize(weights: Checkpoint, base: str) -> RecognizedModel:
     """Return the family and the config of the model at a path."""
-    document = config([os.path.join(base, CONFIG)])
+    document = read_object(os.path.join(base, CONFIG))
     if document:
         return recognize(weights, document)
     return recognize(open_weights(base))

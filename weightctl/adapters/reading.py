@@ -133,7 +133,7 @@ def read_adapter(weights: Checkpoint, where: str = "") -> LoraAdapter:
     """
     header, source = header_of(weights), source_of(weights)
     where = where or (header.files[0] if header.files else "the adapter")
-    document = config(header.files, ADAPTER_CONFIG)
+    document = config(header, ADAPTER_CONFIG)
     if not is_adapter_checkpoint(header, document):
         kind = document.get("peft_type")
         what = (

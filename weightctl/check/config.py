@@ -121,8 +121,9 @@ def _has_settings(document: Mapping[str, Any]) -> bool:
 
 def _find_settings(model: CheckedModel, label: str) -> dict[str, Any] | None:
     """Return the settings that another file of the directory has; None if there is none."""
-    files = model.header.files if model.header is not None else ()
-    for name, method in SETTINGS_FILES.items():
-        if label.upper().startswith(method.upper()) and (found := read_settings_file(files, name)):
+    header = model.header
+    for name, method in SETTINGS_FILES.items() if header is not None else ():
+        is_method = label.upper().startswith(method.upper())
+        if header is not None and is_method and (found := read_settings_file(header, name)):
             return found
     return None

@@ -70,9 +70,9 @@ class CheckedModel:
         header = self.header
         if header is None or header.format not in {"safetensors", "pytorch"}:
             return None
-        if not companions(header.files):
+        if not companions(header):
             return None
-        document = config(header.files)
+        document = config(header)
         return beside if not document or is_config_of(document, header) else None
 
     def locate(self, name: str) -> str:

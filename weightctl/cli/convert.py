@@ -42,6 +42,8 @@ def convert(
     strict: Annotated[bool, typer.Option("--strict")] = False,
     mmproj: options.InputFile = None,
     base: options.InputFile = None,
+    config: options.InputFile = None,
+    tokenizer: options.InputFile = None,
     weights_only: Annotated[bool, typer.Option("--weights-only")] = False,
     rename: list[str] | None = None,
     include: options.TensorNames = None,

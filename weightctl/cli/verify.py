@@ -142,7 +142,7 @@ def _inputs(request: Request) -> list[str]:
             inputs += [subject.path] if is_file(subject.path) else []
             continue
         listing = [header.listing] if header.listing else []
-        inputs += [*header.files, *listing, *companions(header.files).values()]
+        inputs += [*header.files, *listing, *companions(header).values()]
     return inputs
 
 

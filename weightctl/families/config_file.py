@@ -30,12 +30,13 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
 
     Raises `ArchitectureError` if it is missing, cannot be read, or is not a JSON object.
     """
-    if not header.files:
+    directory = model_directory(header)
+    if directory is None:
         raise ArchitectureError(
             "tensors in memory have no config.json",
             hint="pass the content of config.json as `config`",
         )
-    path = os.path.join(model_directory(header.files), CONFIG)
+    path = os.path.join(directory, CONFIG)
     try:
         file = open_reader(path)
     except FormatError as error:

@@ -170,7 +170,7 @@ def _may_be_diffusion(header: Header) -> bool:
     stated = header.metadata.get(ARCHITECTURE)
     if stated is not None:
         return not _is_known(stated.content)
-    is_of_diffusers = CONFIG_KEY in header.metadata or CLASS_NAME in config(header.files)
+    is_of_diffusers = CONFIG_KEY in header.metadata or CLASS_NAME in config(header)
     return is_of_diffusers or any(name.startswith(_LAYERS) for name in header.tensors)
 
 

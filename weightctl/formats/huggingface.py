@@ -24,6 +24,7 @@ from weightctl.system.temporary import is_temporary
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import join_names
+from weightctl.weights.info import TOKENIZER_FILES
 from weightctl.weights.json_file import read_json
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ _NAMES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 # The usual names of files beside the weights, for web servers, which cannot list a directory.
 _USUAL_COMPANIONS = (
     "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    "rwkv_vocab_v20230424.txt", "vocab.bpe", "tokenizer.model.v3", "tekken.json",
-    "chat_template.json", "processor_config.json", "config_sentence_transformers.json",
+    *TOKENIZER_FILES, "processor_config.json", "config_sentence_transformers.json",
     "sentence_bert_config.json", "1_Pooling/config.json", "modules.json", "README.md", "LICENSE",
     "LICENSE.txt", "LICENSE.md",
 )  # fmt: skip
@@ -68,49 +66,56 @@ _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "hidden_dim")
 _OTHER_SIZES = ("vocab_size", "intermediate_size", "n_inner", "d_ff", "ffn_dim")
 
 
-def model_directory(files: Sequence[str]) -> str:
-    """Return the directory that has the config and the tokenizer of a checkpoint, if any does.
+def model_directory(header: Header) -> str | None:
+    """Return the directory of the config and the tokenizer of a checkpoint; None without files.
 
-    It is that of the first file, or the directory above that of a rank of Megatron-LM.
+    By default it is that of the first file, or the directory above that of a rank of Megatron-LM.
     """
-    directory = os.path.dirname(files[0]) if files else ""
+    if header.documents.config or not header.files:
+        return header.documents.config or None
+    directory = os.path.dirname(header.files[0])
     is_of_rank = DIRECTORY_OF_RANK.fullmatch(os.path.basename(directory))
     return os.path.dirname(directory) if is_of_rank else directory
 
 
-def companions(files: Sequence[str]) -> Mapping[str, str]:
+def companions(header: Header) -> dict[str, str]:
     """Return the paths of the files to copy with a checkpoint, by name: config, tokenizer, license.
 
     These are all files of the directory and of its folders, except weights, indices, caches, hidden
     files and what is large. Returns nothing for a directory without the config of a model or an
     adapter, because it is not a model directory.
     """
-    return _list_beside(files)[0]
+    found, _ = _list_beside(header)
+    if directory := header.documents.tokenizer:
+        own = {name: os.path.join(directory, name) for name in TOKENIZER_FILES}
+        found = {name: path for name, path in (found | own).items() if is_file(path)}
+    return found
 
 
-def describe_left_out(files: Sequence[str]) -> list[str]:
+def describe_left_out(header: Header) -> list[str]:
     """Return a note on the files beside a checkpoint that are not copied with it, if there are any.
 
     Hidden files, caches, indices and the files of the checkpoint itself are not mentioned.
     """
-    left_out = [f"{name} ({why})" for name, why in _list_beside(files)[1].items()]
+    beside = {} if header.documents.config else _list_beside(header)[1]
+    left_out = [f"{name} ({why})" for name, why in beside.items()]
     return [f"not copied: {join_names(left_out, 5)}"] if left_out else []
 
 
-def _list_beside(files: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+def _list_beside(header: Header) -> tuple[dict[str, str], dict[str, str]]:
     """Return the paths of the files to copy, and why others are left out, both by name."""
     found: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    directory = model_directory(files)
-    configs = (os.path.join(directory, name) for name in (CONFIG, ADAPTER_CONFIG))
-    if not files or not any(map(is_file, configs)):
+    directory = model_directory(header)
+    configs = (os.path.join(directory or "", name) for name in (CONFIG, ADAPTER_CONFIG))
+    if directory is None or not any(map(is_file, configs)):
         return found, left_out
     names = _list_names(directory)
     is_orbax = not _ORBAX.isdisjoint(names)
     modules = _list_modules(directory)
     for name in names:
         path = os.path.join(directory, name)
-        is_own = any(file == path or file.startswith(f"{path}/") for file in files)
+        is_own = any(file == path or file.startswith(f"{path}/") for file in header.files)
         if is_own or _is_ignored(name) or (name == MANIFEST and is_manifest(path)):
             continue
         if is_orbax and not is_file(path):
@@ -180,7 +185,7 @@ def is_license(name: str) -> bool:
     return name.startswith(_NAMES)
 
 
-def file_name(files: Sequence[str], usual: str, documents: Mapping[str, bytes]) -> str:
+def file_name(header: Header, usual: str, documents: Mapping[str, bytes]) -> str:
     """Return the name of an output in a model directory, in which it has some documents.
 
     It is `usual`, `adapter_model` for PEFT, `diffusion_pytorch_model` for diffusers, or
@@ -188,12 +193,10 @@ def file_name(files: Sequence[str], usual: str, documents: Mapping[str, bytes]) 
     """
     if OPEN_CLIP in documents:
         return "open_clip_model" + os.path.splitext(usual)[1]
-    written = json.loads(documents[CONFIG]) if CONFIG in documents else config(files)
+    written = json.loads(documents[CONFIG]) if CONFIG in documents else config(header)
     if CLASS_NAME in written:
         return "diffusion_pytorch_model" + os.path.splitext(usual)[1]
-    directory = model_directory(files)
-    is_adapter = files and is_file(os.path.join(directory, ADAPTER_CONFIG))
-    if not is_adapter or is_file(os.path.join(directory, CONFIG)):
+    if written or not config(header, ADAPTER_CONFIG):
         return usual
     return "adapter_model" + os.path.splitext(usual)[1]
 
@@ -203,9 +206,7 @@ def open_companion(path: str) -> Reader:
     try:
         return open_reader(path)
     except FormatError as error:
-        hint = (
-            "weightctl copies this file to the directory of the output: check that it is readable"
-        )
+        hint = "weightctl copies this file to the output directory: check that it is readable"
         raise FormatError(path, None, error.reason, hint=hint) from error
 
 
@@ -217,7 +218,7 @@ def restate_dtype(name: str, source: str | bytes, dtype: str | None) -> bytes | 
     """
     if name != CONFIG or dtype is None:
         return None
-    document = _document(source) if isinstance(source, str) else json.loads(source)
+    document = read_object(source) if isinstance(source, str) else json.loads(source)
     try:
         return json_document(_with_dtype(document, dtype)) if _states_dtype(document) else None
     except RecursionError:  # the document is nested too deeply
@@ -254,12 +255,13 @@ def _with_dtype(document: Mapping[str, Any], dtype: str | None) -> dict[str, Any
     }
 
 
-def config(files: Sequence[str], name: str = CONFIG) -> Mapping[str, Any]:
+def config(header: Header, name: str = CONFIG) -> Mapping[str, Any]:
     """Return the content of the config.json beside a checkpoint; empty if missing or not JSON.
 
     `name` selects another file, such as `adapter_config.json`.
     """
-    return _document(os.path.join(model_directory(files), name)) if files else {}
+    directory = header.documents.find_directory(name) or model_directory(header)
+    return {} if directory is None else read_object(os.path.join(directory, name))
 
 
 def is_config_of(document: Mapping[str, Any], header: Header) -> bool:
@@ -280,11 +282,11 @@ def is_config_of(document: Mapping[str, Any], header: Header) -> bool:
 
 
 def _sizes(configs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> set[int]:
-    values = (config.get(key) for config in configs for key in keys)
-    return {value for value in values if isinstance(value, int)}
+    return {each[key] for each in configs for key in keys if isinstance(each.get(key), int)}
 
 
-def _document(path: str) -> Mapping[str, Any]:
+def read_object(path: str) -> Mapping[str, Any]:
+    """Return the content of a JSON file; empty if it is missing, damaged, or not an object."""
     try:
         document = read_json(open_reader(path), _MAX_SIZE)
     except FormatError:

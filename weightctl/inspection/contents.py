@@ -131,7 +131,7 @@ class Contents:
     def config(self) -> Mapping[str, Any]:
         """The config.json next to the checkpoint; empty if missing, or if of another file."""
         header = header_of(self.weights)
-        document = config(header.files)
+        document = config(header)
         return document if document and is_config_of(document, header) else {}
 
     @property
@@ -183,7 +183,7 @@ class Contents:
     def adapter(self) -> Adapter | None:
         """The description of a LoRA adapter; None if the checkpoint is not one."""
         header = header_of(self.weights)
-        return adapter(header, config(header.files, ADAPTER_CONFIG))
+        return adapter(header, config(header, ADAPTER_CONFIG))
 
     @cached_property
     def mtp(self) -> MtpContents:

@@ -385,7 +385,7 @@ def refuse_adapter(header: Header, format_name: str) -> None:
     """Raise `ConversionError` if a LoRA adapter without GGUF's metadata is converted to GGUF."""
     if format_name != "gguf" or header.format == "gguf" or ARCHITECTURE in header.metadata:
         return
-    document = config(header.files, ADAPTER_CONFIG)
+    document = config(header, ADAPTER_CONFIG)
     found = adapter(header, document)
     if found is None or not is_adapter_checkpoint(header, document):
         return

@@ -155,7 +155,15 @@ def rename(weights: Checkpoint, renamings: Sequence[Renaming]) -> Checkpoint:
                 hint="only the first rule that matches a name applies; write a rule for each name",
             )
         by_name[made] = name
+    return rename_all(weights, names)
+
+
+def rename_all(
+    weights: Checkpoint, names: Mapping[str, str], notes: tuple[str, ...] = ()
+) -> Checkpoint:
+    """Return a tree whose tensors and tied tensors have new names, by their names; adds notes."""
+    header = header_of(weights)
     tensors = {names[name]: StoredTensor(source_of(weights), name) for name in header.tensors}
     aliases = {names[name]: names[tensor] for name, tensor in header.aliases.items()}
     metadata = {key: value for key, value in header.metadata.items() if key not in header.aliases}
-    return Checkpoint(Derived(source_of(weights), tensors, metadata, aliases))
+    return Checkpoint(Derived(source_of(weights), tensors, metadata, aliases, notes))

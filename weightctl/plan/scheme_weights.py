@@ -253,9 +253,7 @@ def _find_refused_share(decisions: Sequence[Decision]) -> float:
 def _read_config(plan: Plan) -> dict[str, Any]:
     """Return the config of the output without quantization."""
     made = plan.documents.get(CONFIG)
-    found: dict[str, Any] = dict(
-        config(plan.source.header.files) if made is None else json.loads(made)
-    )
+    found: dict[str, Any] = dict(config(plan.source.header) if made is None else json.loads(made))
     if not found:
         raise ConversionError(
             "there is no config.json that could state how weights are quantized",

@@ -151,7 +151,7 @@ def _describe(header: Header, kept: Collection[str], entry: str) -> Iterator[str
         if names
     ]
     if counts:
-        yield f"left out because of --weights-only: {' and '.join(counts)}"
+        yield f"training state is left out: {' and '.join(counts)}"
     if entry:
         yield (
             f"the prefix `{entry}.` is removed from tensor names, because this entry contains all "

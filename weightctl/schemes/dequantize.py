@@ -31,7 +31,7 @@ def dequantize_weights(
     """
     header = header_of(weights)
     # A config.json beside a GGUF file describes another one.
-    settings = Settings({}) if header.format == "gguf" else read_settings(header.files)
+    settings = Settings({}) if header.format == "gguf" else read_settings(header)
     settings.assign(list_layers(header.tensors))
     notes = settings.refuse_unknown(list_layers(header.tensors)) if settings else ()
     if not list_scheme_tensors(header):

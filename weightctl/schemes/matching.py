@@ -42,7 +42,7 @@ def find_quantized(
     owner: dict[str, str] = {}
     marks = _find_marks(tensors)
     if settings is None:
-        settings = read_settings(header.files) if marks else Settings({})
+        settings = read_settings(header) if marks else Settings({})
     settings.assign(list_layers(tensors))
     for mark in marks:
         for names, schemes in _find_ways(mark).items():

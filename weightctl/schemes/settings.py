@@ -16,6 +16,8 @@ from weightctl.text.wording import pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from weightctl.weights.info import Header
+
 # Keys of quantization settings in a config.json, and in the config of a text model in it.
 SETTINGS_KEYS = ("quantization_config", "quantization", "compression_config")
 # Files beside config.json that older tools write instead, and the `quant_method` that they are for.
@@ -37,18 +39,18 @@ _COMFY = ("float8_e4m3fn", "float8_e5m2", "int8_tensorwise")
 _COMFY_KEYS = ("format", "full_precision_matrix_mult")
 
 
-def read_settings(paths: Sequence[str]) -> Settings:
+def read_settings(header: Header) -> Settings:
     """Return the settings beside the files of a checkpoint."""
-    found = Settings(config(paths))
+    found = Settings(config(header))
     for name in SETTINGS_FILES:
-        if not found and (document := read_settings_file(paths, name)):
+        if not found and (document := read_settings_file(header, name)):
             found = Settings({SETTINGS_KEYS[0]: document}, name)
     return found
 
 
-def read_settings_file(paths: Sequence[str], name: str) -> dict[str, Any]:
+def read_settings_file(header: Header, name: str) -> dict[str, Any]:
     """Return the settings in one of `SETTINGS_FILES`, as in a config.json; empty without a file."""
-    document = config(paths, name)
+    document = config(header, name)
     inner = document.get("quantization")
     found = {
         _RENAMED.get(key, key): value

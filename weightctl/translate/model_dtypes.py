@@ -28,7 +28,7 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 def make_unquantized_config(stored: Checkpoint) -> dict[str, bytes]:
     """Return the config of a model whose weights are no longer quantized."""
-    document = config(header_of(stored).files)
+    document = config(header_of(stored))
     if not document:
         return {}
     try:
@@ -74,7 +74,7 @@ def store_in_own_dtypes(
 
 
 def _own_dtype(plan: Plan, stored: Checkpoint) -> Encoding:
-    document = config(header_of(stored).files)
+    document = config(header_of(stored))
     named = str(document.get("dtype") or document.get("torch_dtype"))
     found = ENCODINGS[_DTYPES[named]] if named in _DTYPES else _of_rest(plan)
     return found if has_type(plan.format, found) else ENCODINGS["F32"]

@@ -221,8 +221,10 @@ def _to_gguf(checkpoint: RecognizedModel, tensors: Mapping[str, ReadableTensor])
     kind = str(checkpoint.document.get("model_type", family.name))
     name = metadata.get("general.name", _string("")).content
     begin_phase("converting the tokenizer")
-    words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind, str(name))
     ids = tokenizer.read_token_ids(directory, checkpoint.document)
+    of_tokens = header_of(checkpoint.tree).documents.tokenizer or directory
+    rows = checkpoint.config.vocabulary
+    words = tokenizer.from_directory(of_tokens, rows, kind, str(name), ids)
     notes += _caveats(checkpoint)
     if words is None:
         metadata["tokenizer.ggml.model"] = _string(_NO_TOKENIZER)
@@ -351,7 +353,7 @@ def _tree(
 
 
 def _directory(checkpoint: RecognizedModel) -> str:
-    return model_directory(header_of(checkpoint.tree).files)
+    return model_directory(header_of(checkpoint.tree)) or ""
 
 
 def _string(content: str) -> MetadataValue:

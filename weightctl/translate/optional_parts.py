@@ -64,7 +64,7 @@ def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:
     `is_model` states that the output is a model directory, which has a config.json.
     """
     header = header_of(weights)
-    document = config(header.files)
+    document = config(header)
     found = find_mtp(header, document)
     stored = [*(item.info.name for item in plan.items), *plan.tied, *plan.unkept]
     plan = plan.only([name for name in stored if name not in found.names])

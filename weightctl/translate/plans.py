@@ -20,6 +20,7 @@ from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.arrangement import select
 from weightctl.plan.choices import Names, OptionalPart
 from weightctl.plan.plan import Described, Plan, refuse_adapter
+from weightctl.schemes.buffers import is_optimizer_state
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import read_settings
 from weightctl.storage.files import exists
@@ -239,7 +240,7 @@ def _decode_schemes(weights: Checkpoint, format_name: str, *, in_blocks: bool) -
 
 def _refuse_without_scales(weights: Checkpoint) -> None:
     """Raise `ConversionError` for values whose scales are missing."""
-    if not read_settings(header_of(weights).files):
+    if not read_settings(header_of(weights)):
         return
     for name, info in header_of(weights).tensors.items():
         dtype = info.encoding.dtype
@@ -277,26 +278,29 @@ def _refuse_model_without_config(weights: Checkpoint) -> None:
         below: dict[str, list[TensorInfo]] = {}
         for name, info in header.tensors.items():
             *outer, rest = name.split(".", depth)
-            below.setdefault(".".join(outer), []).append(info._replace(name=rest))
+            if not is_optimizer_state(info):
+                below.setdefault(".".join(outer), []).append(info._replace(name=rest))
         inner = max(below.values(), key=len) if below else []
         kinds = {mask_numbers(info.name) for info in inner}
         if len(kinds) >= _FEWEST and (near := describe_nearest(inner, "hugging_face")):
             raise ConversionError(
                 "the tensors look like those of a language model, but no config.json states its "
                 "family, so llama.cpp would not load the output",
-                hint=f"{near}; put the config.json of the model beside the input; to convert the "
-                'tensors under their present names, use --names keep (names="keep" in Python)',
+                hint=f"{near}; name the directory of the model with --config DIR (config in "
+                "Python); to convert the tensors under their present names, use --names keep "
+                '(names="keep" in Python)',
             )
 
 
 def _find_native(weights: Checkpoint) -> NamingConvention | None:
     if ARCHITECTURE in header_of(weights).metadata:
         return "gguf"
-    files = header_of(weights).files
-    if not files or not exists(os.path.join(model_directory(files), CONFIG)):
+    header = header_of(weights)
+    directory = model_directory(header)
+    if directory is None or not exists(os.path.join(directory, CONFIG)):
         return None
     try:
-        document = read_config(header_of(weights))[1]
+        document = read_config(header)[1]
     except ArchitectureError:
         return "hugging_face"  # the recognition of the family reports the error
     return "hugging_face" if "model_type" in document else None

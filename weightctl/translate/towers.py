@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from weightctl.families.towers.recognition import RecognizedTower
     from weightctl.families.towers.tower import BreakToken
     from weightctl.weights.derived import ReadableTensor
+    from weightctl.weights.info import Header
 
 _MOST_NAMED = 4
 _TIED, _DTYPE = "tie_word_embeddings", "torch_dtype"
@@ -158,7 +159,7 @@ def _with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
 
 def _copy_embedding(text: RecognizedModel, token: BreakToken) -> dict[str, ReadableTensor]:
     """Return the embedding of a token as a vector of its own."""
-    number = next(_list_ids(header_of(text.tree).files, token.token), None)
+    number = next(_list_ids(header_of(text.tree), token.token), None)
     embedding = text.tensors[EMBEDDING_WEIGHT]
     if number is None or number >= embedding.info.shape[0]:
         state = "is missing" if number is None else "has an id that is too large"
@@ -173,14 +174,14 @@ def _copy_embedding(text: RecognizedModel, token: BreakToken) -> dict[str, Reada
     return {token.gguf: DerivedTensor(token.gguf, WithoutAxis(0), [row])}
 
 
-def _list_ids(files: Sequence[str], token: str) -> Iterator[int]:
+def _list_ids(header: Header, token: str) -> Iterator[int]:
     """Yield the ids that the files of a tokenizer state for an added token."""
-    stated = config(files, "tokenizer_config.json").get("added_tokens_decoder")
+    stated = config(header, "tokenizer_config.json").get("added_tokens_decoder")
     if is_object(stated):
         for number, each in stated.items():
             if is_object(each) and each.get("content") == token and number.isdecimal():
                 yield int(number)
-    added = config(files, "tokenizer.json").get("added_tokens")
+    added = config(header, "tokenizer.json").get("added_tokens")
     for each in added if is_list(added) else ():
         place = each.get("id") if is_object(each) else None
         if is_object(each) and each.get("content") == token and isinstance(place, int):
@@ -188,4 +189,4 @@ def _list_ids(files: Sequence[str], token: str) -> Iterator[int]:
 
 
 def _directory(text: RecognizedModel) -> str:
-    return model_directory(header_of(text.tree).files)
+    return model_directory(header_of(text.tree)) or ""

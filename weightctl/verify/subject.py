@@ -122,7 +122,7 @@ class Subject:
         from weightctl.formats.huggingface import config
 
         return ARCHITECTURE in header_of(self.stored).metadata or bool(
-            config(header_of(self.stored).files)
+            config(header_of(self.stored))
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from weightctl.weights.info import Extent, Header, Origin, TensorInfo
+from weightctl.weights.info import Documents, Extent, Header, Origin, TensorInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,8 +137,8 @@ class Derived:
     """A source whose tensors are taken or computed from another source.
 
     `tensors` are by their new names, `aliases` are further names of these, and `metadata` replaces
-    that of the other source. `notes` are added to the other's. `leaves` replace the other's if
-    given. The rest of the header, such as the files, is that of the other source.
+    that of the other source. `notes` are added to the other's. `leaves` and `documents` replace the
+    other's if given. The rest of the header, such as the files, is that of the other source.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Derived:
         notes: tuple[str, ...] = (),
         *,
         leaves: Mapping[str, Leaf] | None = None,
+        documents: Documents | None = None,
     ) -> None:
         self._base = base
         self._tensors = tensors
@@ -165,6 +166,7 @@ class Derived:
             notes=(*base.header.notes, *notes),
             origins={name: each.origin for name, each in tensors.items()},
             shardings={},
+            documents=documents or base.header.documents,
         )
 
     @property

@@ -88,6 +88,26 @@ class Origin(NamedTuple):
 _NOTHING: Mapping[str, Any] = {}
 
 
+# The files of a tokenizer, which can be in a directory of their own.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
+    "rwkv_vocab_v20230424.txt", "vocab.bpe", "tokenizer.model.v3", "tekken.json",
+    "chat_template.json",
+)  # fmt: skip
+
+
+class Documents(NamedTuple):
+    """The directories of the config and of the tokenizer, where these are not beside the files."""
+
+    config: str = ""
+    tokenizer: str = ""
+
+    def find_directory(self, name: str) -> str:
+        """Return the directory of a file of this name; empty if it is that of the model."""
+        return self.tokenizer if name in TOKENIZER_FILES else self.config
+
+
 class Header(NamedTuple):
     """The header of a checkpoint: its tensors and metadata.
 
@@ -99,7 +119,8 @@ class Header(NamedTuple):
     checkpoint was opened. `warnings` describe dangers for other programs that load the files.
     `origins` have the sources of tensors that are not stored in a file. `shardings` state how
     tensors are split among several ranks; each rank has one of the `files`. `missing` are the names
-    of missing parts, in a checkpoint that was opened with `partial`.
+    of missing parts, in a checkpoint that was opened with `partial`. `documents` are the
+    directories of the config and the tokenizer that the user named.
     """
 
     format: str
@@ -117,3 +138,4 @@ class Header(NamedTuple):
     origins: Mapping[str, Origin] = _NOTHING
     shardings: Mapping[str, Sharding] = _NOTHING
     missing: tuple[str, ...] = ()
+    documents: Documents = Documents()

@@ -184,10 +184,10 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
         return
     if plan.format == "gguf":
         yield from _advise_on_loading(plan)
-    files = plan.source.header.files
+    header = plan.source.header
     if where.file_name is not None and not plan.translation:
-        yield from describe_left_out(files)
-    if where.file_name is not None and not plan.documents and not companions(files):
+        yield from describe_left_out(header)
+    if where.file_name is not None and not plan.documents and not companions(header):
         why = "there is no config.json beside the input"
         if ARCHITECTURE in plan.metadata:
             why = "GGUF's names and metadata are kept without a config.json"
@@ -199,8 +199,9 @@ def _advise_on_loading(plan: Plan) -> Iterator[str]:
     if ARCHITECTURE not in plan.metadata:
         yield RuntimeDifference(
             "names and metadata are not translated to GGUF's (`general.architecture` and others), "
-            "so llama.cpp does not load the output; to translate them, put the config.json of a "
-            "supported model family beside the input, and do not use --names keep"
+            "so llama.cpp does not load the output; to translate them, name the directory of a "
+            "model of a supported family with --config (config in Python), and do not use "
+            "--names keep"
         )
     elif plan.translation:
         names = [item.info.name for item in plan.items]

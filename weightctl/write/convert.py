@@ -28,6 +28,7 @@ from weightctl.system.phases import begin_phase
 from weightctl.system.registry import load
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size
+from weightctl.translate.named_documents import name_documents
 from weightctl.translate.tensor_scales import add_tensor_scales
 from weightctl.weights.tree import source_of
 from weightctl.write.conversion import Conversion
@@ -85,6 +86,8 @@ def convert(
     to: str | None = None,
     source_format: str | None = None,
     partial: bool = False,
+    config: str | os.PathLike[str] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
     adapters: Sequence[AdapterLike] = (),
     base: str | os.PathLike[str] | None = None,
     private: bool = False,
@@ -100,10 +103,9 @@ def convert(
     """Convert a checkpoint to another format, dtype or quantization, as `weightctl convert` does.
 
     `source` is a path, a tree of weights, arrays by name such as a `state_dict()`, or a plan. A
-    plan already has its names and tensors, so `names`, `weights_only`, `rename`, `include`,
-    `exclude`, `without` and `partial` do not apply to it. The tensors below a node of a tree keep
-    their full names. `out` is a path. Its suffix selects the format, unless `to` does. A path
-    without a suffix is a model directory.
+    plan already has its names and tensors, so arguments that choose them do not apply to it. The
+    tensors below a node of a tree keep their full names. `out` is a path. Its suffix selects the
+    format, unless `to` does. A path without a suffix is a model directory.
 
     `mmproj` is the path of the GGUF file with the tower (encoder and projection) of a
     multimodal model. If the source is a model with Hugging Face's names, the file is written, in
@@ -114,7 +116,10 @@ def convert(
     `partial` accepts a checkpoint in several files even if some files are missing. `weights_only`
     leaves out the training state: optimizer state, step counts, random number generators and other
     values. If one entry contains all weights, such as Lightning's `state_dict`, the names begin
-    below it. `rename` is a rule `"REGEX=NEW"`, a mapping of such rules, the path of a TOML file of
+    below it. `config` and `tokenizer` are the paths of directories, or of files in them, with the
+    config.json and the tokenizer of a checkpoint that has none beside it. With a `config`, the
+    training state is left out, and names lose prefixes of training programs such as `module.`.
+    `rename` is a rule `"REGEX=NEW"`, a mapping of such rules, the path of a TOML file of
     rules, or a list of rules and paths. `include` and `exclude` are patterns of the names in the
     output. `without` is a part of the model that is left out, or a list of parts: "mtp" means the
     layers for multi-token prediction, which the output's config then does not count.
@@ -160,15 +165,23 @@ def convert(
     importance = _read_importance(imatrix)
     parts, merge = ModelParts(), Merge()
     if isinstance(source, Plan):
-        has_choice = weights_only or rename is not None or bool([*include, *exclude])
-        has_choice = has_choice or partial or bool(left_out or adapters) or mmproj is not None
+        has_choice = weights_only or partial or bool([*include, *exclude, *left_out, *adapters])
+        has_choice |= any(each is not None for each in (rename, mmproj, config, tokenizer))
         _refuse_for_plan(source, where, names=names, has_choice=has_choice)
         plan, opened = source, source.source
     else:
         weights = open_source(source, source_format, partial=partial)
+        weights = name_documents(weights, config, tokenizer)
         opened = source_of(weights)
         of_tower = partial_of(
-            convert, source, mmproj=mmproj, dtype=dtype, source_format=source_format, dry_run=True
+            convert,
+            source,
+            mmproj=mmproj,
+            dtype=dtype,
+            source_format=source_format,
+            config=config,
+            tokenizer=tokenizer,
+            dry_run=True,
         )
         parts = find_parts(weights, mmproj, where, None if out is None else of_tower)
         plan, merge = plan_merge(
@@ -378,8 +391,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _choice(Names, names, "names") is not Names.AUTO or has_choice:
         raise ConversionError(
-            "names, weights_only, rename, include, exclude, without, partial and mmproj do not "
-            "apply to a plan: its tensors and names are already chosen",
+            "config, tokenizer, names, weights_only, rename, include, exclude, without, partial and "
+            "mmproj do not apply to a plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 

@@ -73,9 +73,9 @@ def describe(plan: Plan, where: Target) -> Outcome:
     Raises `ConversionError` if the format cannot store the plan, and `EncodingError` if its tensors
     are far larger than the files of the source.
     """
-    sources = plan.source.header.files
+    header = plan.source.header
     if where.file_name is not None:
-        where = where._replace(file_name=file_name(sources, where.file_name, plan.documents))
+        where = where._replace(file_name=file_name(header, where.file_name, plan.documents))
     layouts = plan.layouts()
     refuse_expanded(plan.source, _list_stored_tensors(plan))
     parts = dict(zip(where.names(len(layouts)), layouts, strict=True))
@@ -93,7 +93,7 @@ def describe(plan: Plan, where: Target) -> Outcome:
     is_model = where.file_name is not None
     documents: Mapping[str, bytes] = plan.documents if is_model else {}
     made = {*parts, *documents, index_name}
-    beside: Mapping[str, str] = companions(sources) if is_model else {}
+    beside: Mapping[str, str] = companions(header) if is_model else {}
     carried = {
         name: path
         for name, path in beside.items()
@@ -149,7 +149,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
         for source in shard.pieces
     )
     refuse_expanded(plan.source, list(read))
-    beside = companions(header.files)
+    beside = companions(header)
     carried = {
         os.path.join(directory, name): source
         for directory in dict.fromkeys(map(os.path.dirname, paths))
@@ -203,7 +203,7 @@ def identify_run(plan: Plan | ShardPlan, outcome: Outcome) -> Purpose:
     if isinstance(plan, Plan):
         # Steps such as a permutation of heads depend on the config, but their text does not contain
         # all of it.
-        beside = config(plan.source.header.files)
+        beside = config(plan.source.header)
         for row in (*_describe_rows(plan), beside):
             found.update(json.dumps(row, default=repr).encode() + b"\n")
     else:
@@ -271,7 +271,7 @@ def input_files(plan: Plan) -> list[str]:
     # A temporary name may be replaced by the final name at any time, so both count (see
     # `weightctl.write.replacing`).
     named = [path for path in map(without_temporary, read) if path not in read]
-    return [*read, *named, *companions(header.files).values()]
+    return [*read, *named, *companions(header).values()]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -104,12 +104,17 @@ def make_plan(
             f"{name} works only on a whole checkpoint, but `{prefix}` is a part of one",
             hint="convert the root of the tree, with include",
         )
-    if weights_only:
+    has_config = bool(header_of(tree).documents.config)
+    if weights_only or has_config:
         from weightctl.plan.weights_only import keep_weights
 
         tree = keep_weights(tree)
     if rename is not None:
         tree = renamed(tree, collect_renamings(rename))
+    if has_config:
+        from weightctl.translate.named_documents import remove_wrappers
+
+        tree = remove_wrappers(tree)
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     if not is_kept:
@@ -144,7 +149,7 @@ def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | Non
     If `base` is None, it is the model that the adapter names, if that is a local directory.
     """
     header = header_of(tree)
-    document = config(header.files, ADAPTER_CONFIG)
+    document = config(header, ADAPTER_CONFIG)
     is_to_gguf = where.format == "gguf" and header.format != "gguf" and names is not Names.KEEP
     if not is_to_gguf or not is_adapter_checkpoint(header, document):
         if base is not None:

@@ -103,7 +103,7 @@ def save_shards(
 def list_notes(plan: ShardPlan) -> list[str]:
     """Return messages for the user about a plan, and files that its output lacks."""
     header = plan.source.header
-    return [*header.notes, *plan.notes, *describe_left_out(header.files)]
+    return [*header.notes, *plan.notes, *describe_left_out(header)]
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -69,7 +69,7 @@ def find_clip(header: Header) -> ClipConvention | None:
     """Return the naming convention of a CLIP model; None if a checkpoint is not one."""
     if find_layout(header) == "clip":
         return "openai"
-    document = config(header.files)
+    document = config(header)
     is_clip = document.get("model_type") == "clip" and is_config_of(document, header)
     return "hugging_face" if is_clip else None
 
@@ -165,9 +165,9 @@ def _complete(model: ClipModel, header: Header, own: ClipConvention) -> tuple[Cl
     directory = os.path.dirname(header.files[0]) if header.files else ""
     if own == "hugging_face":
         where = os.path.join(directory, CONFIG)
-        return read_clip_config(model, config(header.files), where), []
+        return read_clip_config(model, config(header), where), []
     where = os.path.join(directory, OPEN_CLIP)
-    stated = read_open_clip_config(model, config(header.files, OPEN_CLIP), where)
+    stated = read_open_clip_config(model, config(header, OPEN_CLIP), where)
     if stated is not None:
         return stated, []
     if not is_as_openai(model):

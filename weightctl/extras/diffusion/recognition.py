@@ -64,7 +64,7 @@ def _find_convention(
 
 def _read_beside(header: Header) -> Mapping[str, Any]:
     """Return the config of diffusers beside a checkpoint that it describes, empty without one."""
-    document = config(header.files)
+    document = config(header)
     return document if CLASS_NAME in document and is_config_of(document, header) else {}
 
 

@@ -70,7 +70,7 @@ def recognize_whisper(weights: Checkpoint) -> WhisperModel | None:
     convention: WhisperConvention = "openai"
     where = first or "the metadata"
     if len(stated) < len(DIMENSIONS):
-        document = config(header.files)
+        document = config(header)
         if document.get("model_type") != "whisper" or not is_config_of(document, header):
             return None
         convention, where = "hugging_face", os.path.join(directory, CONFIG)

@@ -18,9 +18,10 @@ from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from weightctl.families.towers.tower import Tower
+    from weightctl.weights.info import Header
 
 # The file that is written; files that are read, the last of which takes precedence.
 PREPROCESSOR = "preprocessor_config.json"
@@ -54,8 +55,7 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
             hint=f"leave out --mmproj (mmproj in Python); {_SUPPORTED}{_list_towers()}",
         )
     _refuse_text(tower, text)
-    files = header_of(text.tree).files
-    settings, notes = _complete(tower, _read_processor(files))
+    settings, notes = _complete(tower, _read_processor(header_of(text.tree)))
     document = {
         **text.document,
         "text": {
@@ -160,11 +160,11 @@ def _refuse_text(tower: Tower, text: RecognizedModel) -> None:
         )
 
 
-def _read_processor(files: Sequence[str]) -> dict[str, Any]:
+def _read_processor(header: Header) -> dict[str, Any]:
     """Return the settings of the image processor in the files beside a checkpoint."""
     made: dict[str, Any] = {}
     for name in _READ:
-        document = read_document(files, name)
+        document = read_document(header, name)
         inner = document.get("image_processor")
         made |= {**document, **(inner if is_object(inner) else {})}
     return made

@@ -175,7 +175,7 @@ def find_scheme_tensors(
     Only small tensors that state shapes are read. `settings` are by default those beside the files.
     """
     header = source.header
-    settings = read_settings(header.files) if settings is None else settings
+    settings = read_settings(header) if settings is None else settings
 
     def read(name: str) -> bytes:
         made = bytearray(header.tensors[name].nbytes)

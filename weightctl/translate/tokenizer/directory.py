@@ -44,6 +44,8 @@ from weightctl.translate.tokenizer.tokenizer_config import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from weightctl.translate.tokenizer.token_ids import TokenIds
+
 # The readers of each kind of tokenizer: `(files: TokenizerFiles, model_type: str) -> Tokenizer`.
 # Ids of special tokens, flags, templates and padding from the other files are added to the result.
 READERS: dict[str, str] = {
@@ -86,12 +88,17 @@ _CONTEXTS = ("max_position_embeddings", "n_positions")
 
 
 def from_directory(
-    directory: str, vocabulary: int, model_type: str, name: str = ""
+    directory: str,
+    vocabulary: int,
+    model_type: str,
+    name: str = "",
+    ids: TokenIds | None = None,
 ) -> Tokenizer | None:
     """Return the tokenizer of a model directory; None if it has no tokenizer files.
 
     `vocabulary` is the number of rows of the embedding, 0 if unknown: the tokenizer gets this many
-    tokens, with padding at the end. `name` is the model's name in GGUF. `notes` of the result
+    tokens, with padding at the end. `name` is the model's name in GGUF. `ids` are those that the
+    configs of the model state, by default those in the directory. `notes` of the result
     describe where llama.cpp treats text differently. Raises `TokenizerError` if files are damaged,
     if the kind of tokenizer or its treatment of text is not supported by llama.cpp, or if it has
     more tokens than the embedding.
@@ -105,7 +112,8 @@ def from_directory(
         tokenizer: Tokenizer = read(files, model_type)
         if files.tokenizer is not None:
             refuse_gaps(files.tokenizer, files.path("tokenizer.json"))
-        return _complete_tokenizer(_match_embedding(tokenizer, vocabulary, directory), files, name)
+        tokenizer = _match_embedding(tokenizer, vocabulary, directory)
+        return _complete_tokenizer(tokenizer, files, name, ids or read_token_ids(directory))
     except RecursionError as error:
         raise TokenizerError(
             f"{directory}: the JSON in tokenizer.json has too many levels of nesting",
@@ -200,14 +208,15 @@ def _match_embedding(tokenizer: Tokenizer, vocabulary: int, directory: str) -> T
     )
 
 
-def _complete_tokenizer(tokenizer: Tokenizer, files: TokenizerFiles, name: str) -> Tokenizer:
+def _complete_tokenizer(
+    tokenizer: Tokenizer, files: TokenizerFiles, name: str, given: TokenIds
+) -> Tokenizer:
     ids = {text: token for token, text in enumerate(tokenizer.tokens)}
     if tokenizer.model == RWKV:
         # Configs of these models state ids of other tokens.
         made = replace(tokenizer, chat_templates=read_chat_templates(files))
         _check_text(made, files.directory)
         return remember_config(made, files)
-    given = read_token_ids(files.directory)
     special = {**tokenizer.special, **read_special(files, ids, given)}
     ends = tuple(token for token in given.ends if token < len(tokenizer.tokens))
     if {*ends} <= {special.get("eos")}:

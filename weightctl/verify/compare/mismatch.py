@@ -93,7 +93,7 @@ def explain_unpaired(subject: Subject, reference: Subject) -> str:
     if in_gguf[0] == in_gguf[1] or own.keys() & other.keys():
         return ""
     named = reference if in_gguf[0] else subject
-    if MODEL_TYPE not in config(header_of(named.stored).files):
+    if MODEL_TYPE not in config(header_of(named.stored)):
         return ""
     one, two = "AB" if in_gguf[0] else "BA"
     return (

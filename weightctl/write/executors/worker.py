@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 # Arguments that do not change the bytes of the output.
 _OF_THE_RUN = {"dry_run", "force", "memory", "on", "progress", "task_size", "threads"}
 # Arguments that are a path, and those that may be one.
-_ALWAYS_PATHS = {"base", "imatrix", "mmproj", "out", "path", "source"}
+_ALWAYS_PATHS = {
+    "base", "config", "imatrix", "mmproj", "out", "path", "source", "tokenizer",
+}  # fmt: skip
 _PATHS = _ALWAYS_PATHS | {"quant", "rename", "rules"}
 
 _GOLDEN_ROWS = 2

@@ -220,7 +220,7 @@ def _load_tokenizer(subject: Subject, rows: int) -> Tokenizer | None:
     files = header_of(stored).files
     if found is None and files:
         directory = os.path.dirname(files[0])
-        kind = str(config(files).get("model_type", ""))
+        kind = str(config(header_of(stored)).get("model_type", ""))
         found = from_directory(directory or ".", rows, kind)
     # If there are more tokens than rows, the rows are not those of the tokenizer's tokens.
     return found if found is not None and len(found.tokens) <= rows else None

@@ -101,7 +101,7 @@ def describe(subject: Subject) -> Description | None:
     directory = os.path.dirname(files[0]) if files else ""
     if not files or not is_file(os.path.join(directory, CONFIG)):
         return None
-    return _describe_directory(subject, directory or ".", config(files))
+    return _describe_directory(subject, directory or ".", config(header_of(subject.stored)))
 
 
 def _describe_metadata(subject: Subject, where: str) -> Description:

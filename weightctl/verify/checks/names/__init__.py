@@ -232,7 +232,7 @@ def _check_refused(subject: Subject, refusal: WeightctlError) -> Result:
     """Return why a model of a known family cannot be built, and possible corrections."""
     weights = subject.weights
     header = header_of(weights)
-    document = None if header.format == "gguf" else config(header.files)
+    document = None if header.format == "gguf" else config(header)
     family = find_family(weights, document or {})
     fitting = [] if family is None else find_corrections(weights, family, document, None)
     file = header.files[0] if header.files else subject.path
