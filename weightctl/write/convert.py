@@ -391,8 +391,8 @@ def _refuse_for_plan(plan: Plan, where: Target, *, names: Names | str, has_choic
         )
     if _choice(Names, names, "names") is not Names.AUTO or has_choice:
         raise ConversionError(
-            "config, tokenizer, names, weights_only, rename, include, exclude, without, partial and "
-            "mmproj do not apply to a plan: its tensors and names are already chosen",
+            "config, tokenizer, names, weights_only, rename, include, exclude, without, partial "
+            "and mmproj do not apply to a plan: its tensors and names are already chosen",
             hint="convert the checkpoint itself, or transform the plan: `plan.only(names)`",
         )
 
