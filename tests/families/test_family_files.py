@@ -13,7 +13,7 @@ import pytest
 
 from commands import run_command
 from each import each
-from lazy import load_file, save_file
+from lazy import load_file, save_file, torch
 from multimodal import make_multimodal
 from weightctl import families, open_weights, recognize
 from weightctl.errors import FormatError
@@ -350,6 +350,22 @@ def test_a_model_of_it_comes_back_from_gguf(place: Path, tmp_path: Path) -> None
     assert run_command("diff", model, back, "--values").returncode == 0
     assert json.loads((back / "config.json").read_text())["model_type"] == "toy"
     assert run_command("ls", *own, "--families").stdout.count("toy") > 1
+
+
+def test_a_tensor_that_no_layer_reads_is_an_error(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "model", tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    for layer in range(3):
+        name = f"model.layers.{layer}.self_attn.q_norm.weight"
+        tensors[name] = torch.ones(32, dtype=torch.bfloat16)
+    save_file(tensors, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    row = '"attention.q_norm" = {}'
+    (tmp_path / "toy.toml").write_text(OWN.replace("[tensors]", f"[tensors]\n{row}"))
+    done = run_command("verify", "model", "--family", "toy.toml", cwd=tmp_path)
+    assert done.returncode == 1
+    printed = " ".join(done.stdout.split())
+    first = "`layers.0.attention.q_norm.weight`"
+    assert f"toy.toml: no layer of the family reads {first}" in printed
 
 
 # A multimodal model whose text model and tower are files of the user's.

@@ -6,11 +6,13 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import DType
-from weightctl.errors import ArchitectureError
+from weightctl.errors import ArchitectureError, FormatError
+from weightctl.families import FAMILIES
 from weightctl.graph.graph import Graph
 from weightctl.graph.types import TensorType
 from weightctl.nn.module import Module
 from weightctl.system.registry import load
+from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     from weightctl.families.checkpoint import RecognizedModel
@@ -75,7 +77,8 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
     """Return the whole model, computing in `dtype`, with each weight as the checkpoint stores it.
 
     Raises `ArchitectureError` if the family does not have a Module, or if the checkpoint is not the
-    whole model of its config, as `RecognizedModel.check` does.
+    whole model of its config, as `RecognizedModel.check` does, and `FormatError` if the file of the
+    family has tensors that no layer reads.
     """
     obstacle = model.family.find_obstacle(model.config)
     if obstacle is not None:
@@ -85,7 +88,16 @@ def build_network(model: RecognizedModel, dtype: DType = DType.float32) -> Netwo
         )
     model.check()
     network: Network = load(model.family.module)(model.config, dtype)
-    for name, weight in network.raw_state_dict().items():
+    weights = network.raw_state_dict()
+    if unread := [name for name in model.tensors if name not in weights]:
+        raise FormatError(
+            FAMILIES[model.family.name].source,
+            None,
+            f"no layer of the family reads {join_names([f'`{name}`' for name in unread], 3)}",
+            hint="give the setting of `blocks` or the key that these tensors belong to; without "
+            "them, the result would be wrong",
+        )
+    for name, weight in weights.items():
         tensor = model.tensors.get(name)
         if tensor is None:  # the caller provides it, as `verify` does for missing tensors
             continue
