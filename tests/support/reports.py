@@ -14,6 +14,7 @@ from markdown_it import MarkdownIt
 from weightctl.verify.figures import (
     Activation,
     Divergence,
+    DivergenceBin,
     FiniteFigures,
     ForwardFigures,
     LayerDivergence,
@@ -39,7 +40,7 @@ PARTS = (
     "mlp.gate", "mlp.up", "mlp.down",
 )  # fmt: skip
 HISTOGRAM = tuple(
-    (10.0 ** (power / 2), count)
+    DivergenceBin(10.0 ** (power / 2), count)
     for power, count in zip(
         range(-12, 3), (0, 1, 2, 7, 15, 30, 52, 68, 44, 21, 9, 4, 2, 0, 1), strict=True
     )
@@ -316,7 +317,7 @@ def nonfinite() -> Report:
                         LayerDivergence(name=f"layers.{n}", divergence=one, expected=other)
                         for n, (one, other) in enumerate(zip(bad, reversed(bad), strict=True))
                     ),
-                    histogram=tuple((one, n) for n, one in enumerate(bad)),
+                    histogram=tuple(DivergenceBin(one, n) for n, one in enumerate(bad)),
                 ),
             )
         ),

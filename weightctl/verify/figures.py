@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, log
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.split import Grid
 from weightctl.text.sizes import format_count, format_size
@@ -274,15 +274,20 @@ class LayerDivergence:
         return ratio_to_usual(self.divergence, self.expected)
 
 
+class DivergenceBin(NamedTuple):
+    """The positions with a divergence below a bound, which is not below that of the bin before."""
+
+    below: float
+    positions: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     """The distance of a model's predictions from the reference's, over all positions.
 
     `mean`, `percentile_99` and `greatest` are Kullback-Leibler divergences from the reference's
     distribution to the model's, in nats. They are None for encoders, which have `cosine` instead:
-    the smallest cosine between the final states of the two models. `histogram` lists upper bounds
-    of bins, each with the number of positions in its bin; the lower bound of a bin is the upper
-    bound of the bin before.
+    the smallest cosine between the final states of the two models.
     """
 
     layers: tuple[LayerDivergence, ...]
@@ -292,7 +297,7 @@ class Divergence:
     top_1: float | None = None
     reference_perplexity: float | None = None
     cosine: float | None = None
-    histogram: tuple[tuple[float, int], ...] = ()
+    histogram: tuple[DivergenceBin, ...] = ()
 
     def summarize(self) -> list[str]:
         """Return a summary as a few short texts."""

@@ -37,11 +37,11 @@ class Problem:
     is the name of the check that found the problem; it is empty while the check runs.
     """
 
+    check: str = ""
     where: str
     text: str
-    cause: Explanation | None = None
     hint: str = ""
-    check: str = ""
+    cause: Explanation | None = None
 
     @property
     def is_headline(self) -> bool:

@@ -11,7 +11,6 @@ from weightctl.system.registry import load
 from weightctl.text.documents import to_document
 from weightctl.verify.checks import CHECKS
 from weightctl.verify.compare.causes import CAUSES
-from weightctl.verify.figures import ForwardFigures
 from weightctl.write.targets import (
     check_place,
     is_stream,
@@ -142,8 +141,8 @@ def make_document(report: Report) -> dict[str, Any]:
         "checks": {
             name: _check(result, report.seconds[name]) for name, result in report.results.items()
         },
-        "problems": [_make_problem(problem) for problem in report.problems],
-        "differences": [_make_problem(each) for each in report.differences],
+        "problems": to_document(report.problems),
+        "differences": to_document(report.differences),
         "next": list_remedies(report),
     }
 
@@ -156,25 +155,5 @@ def _check(result: Result, seconds: float) -> dict[str, Any]:
         "problems": len(result.problems),
         "differences": len(result.differences),
         "notes": list(result.notes),
-        "figures": _make_figures(result.figures),
+        "figures": to_document(result.figures, str),
     }
-
-
-def _make_problem(problem: Problem) -> dict[str, Any]:
-    cause = problem.cause
-    return {
-        "check": problem.check,
-        "where": problem.where or None,
-        "text": problem.text,
-        "hint": problem.hint or None,
-        "cause": {"name": cause.name, "text": cause.text} if cause else None,
-    }
-
-
-def _make_figures(figures: object) -> Any:
-    document = to_document(figures, str)
-    if isinstance(figures, ForwardFigures) and figures.divergence is not None:
-        divergence = document["divergence"]
-        bins = divergence["histogram"]
-        divergence["histogram"] = [{"below": below, "positions": count} for below, count in bins]
-    return document

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from weightctl.text.page.markup import Axis
-    from weightctl.verify.figures import Activation, Divergence, LayerDivergence, TensorError
+    from weightctl.verify.figures import (
+        Activation,
+        Divergence,
+        DivergenceBin,
+        LayerDivergence,
+        TensorError,
+    )
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 20.0, 34.0, 34.0
@@ -222,7 +228,7 @@ def draw_histogram(divergence: Divergence) -> Markup:
     return draw_picture("Histogram of the KL divergence of each position", parts)
 
 
-def _trim(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+def _trim(histogram: Sequence[DivergenceBin]) -> list[DivergenceBin]:
     held = [place for place, (_, count) in enumerate(histogram) if count]
     if not held:
         return list(histogram)

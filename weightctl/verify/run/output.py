@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightctl.verify.figures import Activation, Divergence, ForwardFigures, NextToken
+from weightctl.verify.figures import (
+    Activation,
+    Divergence,
+    DivergenceBin,
+    ForwardFigures,
+    NextToken,
+)
 from weightctl.verify.results import Problem
 from weightctl.verify.run.parts import OUTPUT
 
@@ -429,9 +435,7 @@ def summarize(numbers: F64) -> Divergence:
     )
 
 
-def count_by_bound(
-    numbers: F64, bounds: Sequence[float] = _BOUNDS
-) -> tuple[tuple[float, int], ...]:
+def count_by_bound(numbers: F64, bounds: Sequence[float] = _BOUNDS) -> tuple[DivergenceBin, ...]:
     """Return each upper bound with the number of values between the previous bound and it.
 
     A value that equals a bound counts for the next bound. If there are values beyond the last
@@ -440,8 +444,8 @@ def count_by_bound(
     edges = [-np.inf, *bounds, np.inf]
     places = np.searchsorted(edges, numbers, side="right") - 1
     counts = np.bincount(np.minimum(places, len(bounds)), minlength=len(bounds) + 1).tolist()
-    pairs = list(zip([*bounds, float("inf")], counts, strict=True))
-    return tuple(pairs if counts[-1] else pairs[:-1])
+    bins = [*map(DivergenceBin, [*bounds, float("inf")], counts)]
+    return tuple(bins if counts[-1] else bins[:-1])
 
 
 def find_least_cosine(reference: F32, states: F32) -> float:
