@@ -458,9 +458,7 @@ def header_of(weights: Checkpoint) -> Header:
 
 
 def _config_of(weights: Checkpoint) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = load("weightctl.formats.huggingface:config")(
-        header_of(weights).files
-    )
+    found: Mapping[str, Any] = load("weightctl.formats.huggingface:config")(header_of(weights))
     return found
 
 
