@@ -30,6 +30,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.inspection.contents import Contents
 from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.metadata import text
+from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import Checkpoint, header_of, root_of
 from weightctl.write.save import save
 from weightctl.write.targets import target
@@ -80,6 +81,21 @@ def test_an_odd_layer_is_shown_apart() -> None:
         "  3 x1",
         "    a x1",
         "    b x1",
+    ]
+
+
+def test_layers_that_differ_only_in_types_are_one_line_with_all_types_and_sizes() -> None:
+    types = {f"layers.{i}.{j}": "AB"[i in {1, 3} and j == "b"] for i in range(4) for j in "ab"}
+    lines = outline(
+        build_tree(types),
+        types,
+        lambda kind: (kind, 1, 10 if kind == "A" else 15),
+        loosen=lambda _: None,
+    )
+    assert [(line.label, line.times, line.entries, line.tensors, line.sizes) for line in lines] == [
+        ("layers.[0-3]", 4, (), 8, (90,)),
+        ("a", 1, ("A",), 1, (10,)),
+        ("b", 1, ("A", "B"), 1, (10, 15)),
     ]
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
     "hash": "ls small --hash",
     "meta": "ls small.gguf --meta",
     "mixture": "ls mixture",
+    "types": "ls tiny-q4_k_m.gguf",
     "awq": "ls awq",
     "awq-flat": "ls awq --flat",
     "adapter": "ls adapter",
@@ -68,6 +69,7 @@ def checkpoints(folder: Path) -> None:
     save(tiny.plan("gguf"), folder / "tiny.gguf")
     quantized = cast(tiny.plan("gguf"), "Q4_K")
     save(quantized, folder / "tiny-q4_k.gguf")
+    save(cast(tiny.plan("gguf"), "Q4_K_M"), folder / "tiny-q4_k_m.gguf")
     torch.save(lightning(), folder / "lightning.ckpt")
     (folder / "attack.pt").write_bytes(whole(call("os.system", "exit 0"), call("a" * 90 + ".b")))
 

@@ -9,7 +9,7 @@ from weightctl.text.wording import join_ranges
 from weightctl.weights.nodes import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.weights.nodes import TreeNode
 
@@ -19,18 +19,30 @@ Entry = TypeVar("Entry")
 class OutlineLine(NamedTuple, Generic[Entry]):
     """A line of the outline: a tensor, or a branch with the tensors below it.
 
-    `times` is the number of equal nodes that are folded into this line; `tensors` and `nbytes`
-    count those of all of them. `entry` describes the tensor; it is None for a branch or a tied
-    name. `name` is the full name of the tensor, or of the first one that is folded here.
+    `times` is the number of nodes that are folded into this line, and `tensors` counts those of all
+    of them. `entries` describe the tensor, in each way that the folded nodes have; there are none
+    for a branch or a tied name. `sizes` are the bytes of the line; there are several if layers that
+    are folded further up differ in them. `name` is the full name of the tensor, or of the first one
+    that is folded here.
     """
 
     depth: int
     label: str
     name: str | None
-    entry: Entry | None
+    entries: tuple[Entry, ...]
     times: int
     tensors: int
-    nbytes: int
+    sizes: tuple[int, ...]
+
+    @property
+    def entry(self) -> Entry | None:
+        """The description of the tensor, or of the first one; None for a branch or a tied name."""
+        return self.entries[0] if self.entries else None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the line, if it has only one size."""
+        return self.sizes[0]
 
     @property
     def text(self) -> str:
@@ -52,14 +64,28 @@ class OutlineLine(NamedTuple, Generic[Entry]):
 _Measured = tuple[int, int, int]
 
 
+class _Fold(NamedTuple):
+    """Nodes that are shown in one line: one of each kind, and the sizes of the line."""
+
+    label: str
+    times: int
+    nodes: list[TreeNode]
+    sizes: tuple[int, ...]
+
+
 class _Outline(Generic[Entry]):
     """Makes the lines of a tree, and caches the measure of each node."""
 
     def __init__(
-        self, entries: Mapping[str, Entry], look: Callable[[Entry], tuple[object, int, int]]
+        self,
+        entries: Mapping[str, Entry],
+        look: Callable[[Entry], tuple[object, int, int]],
+        loosen: Callable[[Entry], object] | None,
     ) -> None:
         self._entries = entries
         self._look = look
+        self._loosen = loosen
+        self._loose: dict[int, object] = {}
         self._measured: dict[TreeNode, _Measured] = {}
         self._shapes: dict[object, int] = {}
 
@@ -101,48 +127,60 @@ class _Outline(Generic[Entry]):
     def _entry(self, node: TreeNode) -> Entry | None:
         return self._entries.get(node.tensor) if node.tensor is not None else None
 
-    def lines(self, node: TreeNode, depth: int, limit: int | None) -> Iterator[OutlineLine[Entry]]:
-        """Yield the lines below a node, down to `limit` levels."""
-        for label, below, times in self._fold_children(node):
-            joined = label
+    def _find_alike(self, node: TreeNode) -> object:
+        """Return a key that nodes share if they can be shown in one line."""
+        number = self.measure(node)[0]
+        if self._loosen is None:
+            return number
+        if number not in self._loose:
+            entry = self._entry(node)
+            own = None if entry is None else self._loosen(entry)
+            below = ((name, self._find_alike(inner)) for name, inner in node.children().items())
+            self._loose[number] = (node.tensor is not None, own, *below)
+        return self._loose[number]
+
+    def lines(
+        self, nodes: Sequence[TreeNode], depth: int, limit: int | None
+    ) -> Iterator[OutlineLine[Entry]]:
+        """Yield the lines below nodes that are shown as one, down to `limit` levels."""
+        for fold in self._fold_children(nodes):
+            label, times, below, sizes = fold
             # A branch with a single child shares its line.
-            while below.tensor is None and len(inside := self._fold_children(below)) == 1:
-                ((segment, inner, more),) = inside
-                if times > 1 < more:
+            while below[0].tensor is None and len(inside := self._fold_children(below)) == 1:
+                if times > 1 < inside[0].times:
                     break
-                joined, below, times = f"{joined}.{segment}", inner, times * more  # noqa: PLW2901
-            yield self._line(depth, joined, below, times)
-            if below.children() and (limit is None or depth + 1 < limit):
+                label, times = f"{label}.{inside[0].label}", times * inside[0].times
+                below = inside[0].nodes
+            entries = tuple(entry for node in below if (entry := self._entry(node)) is not None)
+            tensors = times * self.measure(below[0])[1]
+            yield OutlineLine(depth, label, below[0].tensor, entries, times, tensors, sizes)
+            if below[0].children() and (limit is None or depth + 1 < limit):
                 yield from self.lines(below, depth + 1, limit)
 
-    def _line(self, depth: int, label: str, node: TreeNode, times: int) -> OutlineLine[Entry]:
-        _, tensors, nbytes = self.measure(node)
-        entry = self._entry(node)
-        return OutlineLine(depth, label, node.tensor, entry, times, times * tensors, times * nbytes)
+    def _fold_children(self, nodes: Sequence[TreeNode]) -> list[_Fold]:
+        """Return the children of nodes that are shown as one.
 
-    def _fold_children(self, node: TreeNode) -> list[tuple[str, TreeNode, int]]:
-        """Return the children, each with its label and the number of nodes that it stands for.
-
-        Equal children with numbers as names are folded into one: `[0-2,4]`.
+        Children with numbers as names are folded into one if they are alike: `[0-2,4]`.
         """
-        groups: dict[int, list[str]] = {}
-        order: list[tuple[str, TreeNode] | int] = []
-        children = node.children()
-        for segment, below in children.items():
-            if not is_number(segment):
-                order.append((segment, below))
-                continue
-            shape = self.measure(below)[0]
-            if shape not in groups:
-                groups[shape] = []
-                order.append(shape)
-            groups[shape].append(segment)
-        return [
-            (*entry, 1)
-            if isinstance(entry, tuple)
-            else (join_ranges(groups[entry]), children[groups[entry][0]], len(groups[entry]))
-            for entry in order
-        ]
+        groups: dict[object, list[str]] = {}
+        children = [node.children() for node in nodes]
+        for segment, below in children[0].items():
+            key = (self._find_alike(below),) if is_number(segment) else segment
+            groups.setdefault(key, []).append(segment)
+        folds: list[_Fold] = []
+        for key, segments in groups.items():
+            kinds: dict[int, TreeNode] = {}
+            sizes: dict[int, None] = {}
+            for each in children:
+                total = 0
+                for node in map(each.__getitem__, segments):
+                    number, _, nbytes = self.measure(node)
+                    kinds.setdefault(number, node)
+                    total += nbytes
+                sizes[total] = None
+            label = key if isinstance(key, str) else join_ranges(segments)
+            folds.append(_Fold(label, len(segments), [*kinds.values()], tuple(sizes)))
+        return folds
 
 
 def outline(
@@ -150,9 +188,11 @@ def outline(
     entries: Mapping[str, Entry],
     look: Callable[[Entry], tuple[object, int, int]],
     limit: int | None = None,
+    loosen: Callable[[Entry], object] | None = None,
 ) -> Iterator[OutlineLine[Entry]]:
     """Yield the lines that show a tree, at most `limit` levels of it, if given.
 
     `look` returns a key that equal entries share, the number of tensors of an entry, and its bytes.
+    `loosen` returns a key that entries share if layers that differ in them are shown as one.
     """
-    return _Outline(entries, look).lines(root, 0, limit)
+    return _Outline(entries, look, loosen).lines([root], 0, limit)

@@ -156,11 +156,15 @@ def tree_rows(
     tree = contents.tree
     if len(values) < len(contents.leaves):
         tree = build_tree((*contents.entries, *contents.aliases, *values))
-    for line in outline(tree, shown, _look(contents), depth):
+    look, loosen = _look(contents)
+    for line in outline(tree, shown, look, depth, loosen):
         yield _row(line, contents)
 
 
-def _look(contents: Contents) -> Callable[[Shown], tuple[object, int, int]]:
+def _look(
+    contents: Contents,
+) -> tuple[Callable[[Shown], tuple[object, int, int]], Callable[[Shown], object]]:
+    """Return the functions for `outline`; layers can differ in the quantization types of GGUF."""
     header = header_of(contents.weights)
     extents, shardings = header.extents, header.shardings
 
@@ -173,12 +177,17 @@ def _look(contents: Contents) -> Callable[[Shown], tuple[object, int, int]]:
         cut = tuple(map(shardings.get, entry.tensors))
         return (entry.shape, kind(entry), cut), 1, entry.nbytes
 
-    return look
+    def loosen(entry: Shown) -> object:
+        if isinstance(entry, TensorInfo) and entry.encoding.quantization is not None:
+            return entry.shape, shardings.get(entry.name)
+        return look(entry)[0]
+
+    return look, loosen
 
 
 def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
     text = line._replace(label=line.label or _UNNAMED).text
-    size = Cell(format_size(line.nbytes) if line.tensors else "", "dim", right=True)
+    size = Cell("/".join(map(format_size, line.sizes)) if line.tensors else "", "dim", right=True)
     entry = line.entry
     if isinstance(entry, FoldedValues):
         count = pluralize(entry.values, "value")
@@ -192,8 +201,10 @@ def _row(line: OutlineLine[Shown], contents: Contents) -> Sequence[Cell]:
         return Cell(text), line.below, Cell(stated, "cyan"), size, Cell(looks, "dim", short=brief)
     if entry is not None:
         mark = Cell(contents.buffers.get(entry.name, ""), "dim")
-        stored = kind(entry)
-        cells = make_shape_cells(entry.shape, label(stored), stored[0], line.times)
+        alike = (each for each in line.entries if not isinstance(each, Leaf | FoldedValues))
+        types = dict.fromkeys(map(kind, alike))
+        brief = "/".join(name for name, _ in types)
+        cells = make_shape_cells(entry.shape, "/".join(map(label, types)), brief, line.times)
         # Scales are cut in the same way as the packed values.
         packed = entry.name if isinstance(entry, TensorInfo) else entry.tensors[0]
         return Cell(text), *cells, size, mark, *split_cells(header_of(contents.weights), packed)

@@ -80,6 +80,11 @@ def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Ce
     return [_align_cells(row, widths) for row in table]
 
 
+def count_columns(rows: Iterable[Sequence[Cell]]) -> int:
+    """Return how many columns of the terminal a table needs if no cell is shortened."""
+    return _total(_widths([*rows]))
+
+
 def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
     widths: list[int] = []
     for row in table:

@@ -48,6 +48,8 @@ _LONGEST = 80
 _SOUGHT = ("config.json", "tokenizer.json")
 # The number of tensors whose rounding errors are listed; others are summarized in one line.
 _WORST = 5
+# A recipe with more fallback types than this percentage says so first, with so many row lengths.
+_MOST_SUBSTITUTED, _ROWS = 50, 3
 
 
 def plan_kind(item: Item) -> tuple[object, int, int]:
@@ -105,7 +107,8 @@ def summary(
     if outcome.documents:
         lines.append([Cell(describe_other_files([*outcome.documents, *outcome.carried]))])
     lines += [[Cell(text)] for text in _describe_plan(plan)]
-    lines += [[Cell(text, "yellow")] for text in _substitutes(plan)]
+    substitutes = [[Cell(text, "yellow")] for text in _substitutes(plan)]
+    lines = [lines[0], *substitutes[1:], *lines[1:], *substitutes[:1]]
     if saved is None:
         return [*lines, [Cell(_count_exact(plan))], [Cell("nothing was written")]]
     nbytes = max(saved.nbytes - saved.kept_bytes, 0)
@@ -197,6 +200,7 @@ def _count_exact(plan: Plan) -> str:
 
 
 def _substitutes(plan: Plan) -> Iterator[str]:
+    """Yield a line on fallback types, and one on what a recipe is then, if most are such types."""
     substituted = [item for item in plan.items if item.asked]
     if substituted:
         parameters = max(sum(item.info.size for item in plan.items), 1)
@@ -207,6 +211,13 @@ def _substitutes(plan: Plan) -> Iterator[str]:
             f"fallback types, where the row length is not a multiple of the block size: {made} "
             f"({share:.1f} % of the parameters)"
         )
+        if plan.recipe and share > _MOST_SUBSTITUTED:
+            bits = 8 * sum(item.info.nbytes for item in plan.items) / parameters
+            rows = join_names(sorted({item.info.row for item in substituted}), _ROWS)
+            yield (
+                f"asked for {printable(plan.recipe)}, got {bits:.1f} bits per weight: most "
+                f"parameters have fallback types, because they are in rows of {rows}"
+            )
 
 
 # Rounding errors.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.costs import show_document
@@ -12,9 +14,9 @@ from weightctl.cli.render import (
     Cell,
     columns,
     complain,
+    hung,
     in_columns,
     is_terminal,
-    shorten_name,
     show_lines,
 )
 from weightctl.errors import OutputError, WeightctlError
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from weightctl.inspection.scan import ScanFinding, ScannedFile
 
-_LEAST_ROOM = 24
+_WORD = max(len(each.value) for each in Severity)
 _SARIF = ".sarif"
 _UNREAD = Cell("unread", "red")
 _WORDS = {
@@ -140,7 +142,8 @@ def _summary(found: Sequence[ScannedFile]) -> str:
 def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
     """Return a line for each finding: `FILE: GLOBAL  severity  (byte N, member)`.
 
-    On a terminal, the columns are aligned.
+    On a terminal, the columns are aligned. If it is too narrow, each file is named once, and the
+    texts of its findings are wrapped below.
     """
     rows = [
         (
@@ -156,23 +159,16 @@ def _lines(findings: Sequence[ScanFinding]) -> list[list[Cell]]:
             [Cell(file + name), word._replace(text=f"  {word.text}  "), place]
             for file, name, word, place in rows
         ]
-    # Only the names of globals are shortened, so that file names stay whole.
-    gaps = 4
-    others = gaps + max(
-        (width(word.text) + width(place.text) for *_, word, place in rows), default=0
-    )
-    room = columns() - others
-    return in_columns(
-        [
-            (
-                Cell(file + shorten_name(name, max(room - width(file), _LEAST_ROOM))),
-                word,
-                place,
-            )
-            for file, name, word, place in rows
-        ],
-        None,
-    )
+    aligned = in_columns([(Cell(file + name), *cells) for file, name, *cells in rows], None)
+    if all(sum(width(cell.text) for cell in line) <= columns() for line in aligned):
+        return aligned
+    lines: list[list[Cell]] = []
+    for file, inside in groupby(rows, itemgetter(0)):
+        lines.append([Cell(file.rstrip())])
+        for _, name, word, place in inside:
+            heads = [word._replace(text=f"  {word.text:<{_WORD}}  ")]
+            lines += hung(heads, f"{name} {place.text}", columns())
+    return lines
 
 
 def _place(finding: ScanFinding) -> str:

@@ -13,6 +13,10 @@ from weightctl.cli.costs import show_document
 from weightctl.cli.progress import long_bar
 from weightctl.cli.render import (
     Cell,
+    columns,
+    count_columns,
+    hung,
+    is_terminal,
     note,
     shape_text,
     show_lines,
@@ -85,12 +89,13 @@ def stat(
         show_document(describe_rows(path, contents, measured, skipped))
         return
     if measured:
-        show_table(
-            [
-                _heading(histogram=histogram, ranks=ranks),
-                *(_row(each, histogram=histogram, ranks=ranks) for each in measured),
-            ]
-        )
+        heading = _heading(histogram=histogram, ranks=ranks)
+        rows = [heading, *(_row(each, histogram=histogram, ranks=ranks) for each in measured)]
+        show_table(rows)
+        if not quiet and is_terminal() and (needed := count_columns(rows)) > columns():
+            left_out = ", ".join(cell.text for cell in heading if cell.text and cell.short == "")
+            text = f"not shown: {left_out}, which need a terminal of {needed} columns"
+            show_lines([[], *hung([], text, columns(), "dim")])
     _show_totals(measured, skipped, quiet=quiet)
 
 
