@@ -142,6 +142,7 @@ UNREAD_OF = {
     },
     "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
+    "glm4_moe_lite": {"qk_head_dim"},
     "lfm2": {
         "block_auto_adjust_ff_dim",
         "block_ffn_dim_multiplier",
