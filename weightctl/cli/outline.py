@@ -168,7 +168,7 @@ class _Outline(Generic[Entry]):
             key = (self._find_alike(below),) if is_number(segment) else segment
             groups.setdefault(key, []).append(segment)
         folds: list[_Fold] = []
-        for key, segments in groups.items():
+        for alike, segments in groups.items():
             kinds: dict[int, TreeNode] = {}
             sizes: dict[int, None] = {}
             for each in children:
@@ -178,7 +178,7 @@ class _Outline(Generic[Entry]):
                     kinds.setdefault(number, node)
                     total += nbytes
                 sizes[total] = None
-            label = key if isinstance(key, str) else join_ranges(segments)
+            label = alike if isinstance(alike, str) else join_ranges(segments)
             folds.append(_Fold(label, len(segments), [*kinds.values()], tuple(sizes)))
         return folds
 
