@@ -271,6 +271,7 @@ def test_short_pages_name_parameters_of_their_commands() -> None:
         ("ls a -o json", "--json prints results as JSON"),
         ("convert a b -q Q4_K_M", "to quantize, use --quant Q4_K_M"),
         ("convert a b --outtype q8_0", "--quant Q4_K_M"),
+        ("show a --meta general.name", "`weightctl ls MODEL --meta KEY` prints a value"),
     ],
 )
 def test_an_option_of_another_program_gets_what_to_type(typed: str, hint: str) -> None:
@@ -279,8 +280,11 @@ def test_an_option_of_another_program_gets_what_to_type(typed: str, hint: str) -
     assert hint in done.stderr
 
 
-def test_help_alone_shows_the_page_of_weightctl() -> None:
-    assert weightctl("help").stdout == weightctl("--help").stdout
+def test_help_alone_shows_the_page_of_weightctl_with_all_commands() -> None:
+    whole, short = weightctl("help").stdout, weightctl("--help").stdout
+    listed, others = whole.split("\n  tasks ")
+    assert short.startswith(listed)
+    assert short.endswith(others.partition("\n\n")[2])
 
 
 def test_the_help_of_an_unknown_command_is_an_error() -> None:

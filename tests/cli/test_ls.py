@@ -21,7 +21,7 @@ from commands import TINY
 from commands import run_command as weightctl
 from lazy import torch
 from terminal import on_a_terminal, without_color
-from weightctl import Plan, WeightData
+from weightctl import Plan, WeightData, convert
 from weightctl.cli.outline import outline
 from weightctl.cli.overview import document
 from weightctl.families import FAMILIES
@@ -930,6 +930,15 @@ def test_an_unknown_key_suggests_the_nearest(gguf: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no metadata key `general.nam`" in done.stderr
     assert "hint: did you mean `general.name`?" in done.stderr
+
+
+def test_a_base_model_without_a_chat_template_says_so(tmp_path: Path) -> None:
+    convert(TINY, tmp_path / "base.gguf")
+    done = weightctl("ls", tmp_path / "base.gguf", "--meta", "tokenizer.chat_template")
+    assert done.returncode == 2
+    assert "base.gguf: the model has no chat template" in done.stderr
+    assert "its tokenizer has tokenizer.ggml.model, tokenizer.ggml.pre" in done.stderr
+    assert "and 5 more" in done.stderr
 
 
 def test_several_checkpoints_give_their_values_in_order(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ COMMANDS: dict[str, str] = {
     "tasks": "weightctl.cli.tasks:app",
 }
 
+# The commands that only `weightctl help` lists.
+_RARE = {"tasks"}
 _COLORS = ("auto", "always", "never")
 
 # The commands that recognize model families.
@@ -99,7 +101,9 @@ class _Commands(typer.core.TyperGroup):
     def get_help(self, ctx: Any) -> str:
         """Return the help page, which lists the commands."""
         describe(self, "weightctl")
-        commands = [(name, self._describe(ctx, name)) for name in COMMANDS]
+        left_out = () if WHOLE_PAGE in ctx.meta else _RARE
+        names = [name for name in COMMANDS if name not in left_out]
+        commands = [(name, self._describe(ctx, name)) for name in names]
         return format_help(self, ctx, commands)
 
     def _describe(self, ctx: Any, name: str) -> str:

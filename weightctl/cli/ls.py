@@ -34,7 +34,7 @@ from weightctl.storage.traffic import TRAFFIC
 from weightctl.text.columns import width
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_sequence
-from weightctl.text.wording import pluralize, printable
+from weightctl.text.wording import join_names, pluralize, printable
 from weightctl.weights.metadata import as_json, element_type
 from weightctl.weights.tree import header_of
 
@@ -463,6 +463,11 @@ def _in_32_bits(number: float) -> float:
     return float(rounded)
 
 
+# The metadata key of GGUF for the chat template, which base models do not have.
+_CHAT_TEMPLATE = "tokenizer.chat_template"
+_MOST_KEYS = 6
+
+
 def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
     """Return the value of a key.
 
@@ -470,6 +475,13 @@ def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> M
     """
     if key in metadata:
         return metadata[key]
+    others = [each for each in metadata if each.startswith("tokenizer.")]
+    if key == _CHAT_TEMPLATE and others:
+        raise WeightctlError(
+            f"{path}: the model has no chat template",
+            hint="a base model continues texts, and needs none; its tokenizer has "
+            f"{join_names(others, _MOST_KEYS)}",
+        )
     import difflib  # only on an error
 
     near = difflib.get_close_matches(key, metadata, n=3)

@@ -67,7 +67,7 @@ def type_of(
             f"{dtype} cannot be used as the dtype of weights",
             hint="for block types, use --quant (quant in Python)"
             if encoding.quantization
-            else "use bf16 or f16",
+            else "use bf16 or f16; for 8 bits, use --quant Q8_0 (GGUF) or W8A16 (quant in Python)",
         )
     return encoding
 
