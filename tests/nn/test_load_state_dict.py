@@ -67,6 +67,20 @@ def test_the_values_are_those_that_were_given() -> None:
     assert all(state[name] is value for name, value in given.items())
 
 
+def test_values_are_renamed_by_the_first_rule_that_matches() -> None:
+    module, values = Single(), np.ones((2, 64), np.float32)
+    rules = {r"^model\.(\w+)$": r"\1", "kernel": "weight"}
+    module.load_state_dict({"model.weight": values}, rename={r"^model\.(\w+)$": r"\1"})
+    state = {"kernel": values, "model.b": values}
+    assert module.load_state_dict(state, strict=False, rename=rules) == ([], ["b"])
+    for given, says in (
+        ({"weight": values}, r"no name matches `\^model"),
+        ({"model.weight": values, "kernel": values}, "two names become `weight`"),
+    ):
+        with pytest.raises(StateDictError, match=says):
+            module.load_state_dict(given, rename=rules)
+
+
 def test_loading_names_the_weights() -> None:
     stack = Stack(1)
     given = {name: np.zeros(4, np.float32) for name, _ in all_weights(stack)}

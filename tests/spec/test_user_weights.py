@@ -232,11 +232,17 @@ def test_what_is_given_for_weights_by_habit_is_told_what_to_give(
         assert re.search(says, caught.value.hint)
 
 
-@pytest.mark.parametrize("given", [torch.nn.Linear(2, 2), nn.Linear(2, 2)])
-def test_a_module_is_saved_by_its_state_dict(given: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [torch.nn.Linear, nn.Linear])
+def test_a_module_is_converted_and_its_state_is_saved(make: Any, tmp_path: Path) -> None:
+    module = make(2, 2)
     with pytest.raises(ConversionError) as caught:
-        save(given, tmp_path / "out.gguf")
-    assert ".state_dict()" in caught.value.hint
+        save(module, tmp_path / "out.safetensors")
+    assert re.search(r"\.state_dict\(\)", caught.value.hint)
+    save(module.state_dict(), tmp_path / "out.safetensors")
+    convert(module, tmp_path / "same.safetensors")
+    assert (tmp_path / "same.safetensors").read_bytes() == (
+        (tmp_path / "out.safetensors").read_bytes()
+    )
 
 
 def test_weights_that_are_only_declared_are_not_saved_as_an_empty_model(tmp_path: Path) -> None:

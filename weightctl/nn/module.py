@@ -130,6 +130,7 @@ class Module(Layer):
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
         strict: Literal[True] = True,
+        rename: Mapping[str, str] | None = None,
     ) -> None: ...
 
     @overload
@@ -140,6 +141,7 @@ class Module(Layer):
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
         strict: Literal[False],
+        rename: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]]: ...
 
     def load_state_dict(
@@ -149,6 +151,7 @@ class Module(Layer):
         override_quantization_encoding: bool = False,
         weight_alignment: int | None = None,
         strict: bool = True,
+        rename: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]] | None:
         """Set the values of the weights that this module owns, and name them; no value is read yet.
 
@@ -160,8 +163,9 @@ class Module(Layer):
         its second path; if both are given, they must be equal. With `weight_alignment`, each value
         must start on a multiple of this number of bytes, which becomes the `align` of every weight;
         without it, unaligned values are copied when a graph runs. With `strict=False`, returns the
-        names of weights without a value and of values without a weight. `InferenceSession.load`
-        accepts the same values, except for names without a weight.
+        names of weights without a value and of values without a weight. `rename` maps regular
+        expressions to replacements, for the names of values; the first that matches a name applies.
+        `InferenceSession.load` accepts the same values, except for names without a weight.
 
         Raises `StateDictError`, a `ValueError`, that names every value which does not fit and, if
         `strict`, all missing and unexpected ones. Raises the errors of `name_weights`. The module
@@ -175,6 +179,7 @@ class Module(Layer):
             alignment=weight_alignment,
             strict=strict,
             second_names=lambda: second_names(self),
+            rename=rename or {},
         )
         for name, weight in self.raw_state_dict().items():
             if weight_alignment is not None:

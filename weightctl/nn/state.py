@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.errors import StateDictError
 from weightctl.graph.graph import MOST_ALIGN, is_alignment
 from weightctl.nn.values import address, data_of, describe, to_held
+from weightctl.text.patterns import regular_expression
 from weightctl.weights.equal import difference
 from weightctl.weights.protocol import Weights
 from weightctl.weights.tree import Checkpoint, header_of, source_of
@@ -56,6 +57,7 @@ def fit(
     alignment: int | None,
     strict: bool,
     second_names: Callable[[], Mapping[str, str]],
+    rename: Mapping[str, str],
 ) -> Fitted:
     """Return the values for weights by name; nothing is changed, and no data is read.
 
@@ -65,7 +67,7 @@ def fit(
     without a value and every value without a weight.
     """
     _require_alignment(alignment)
-    given = _by_name(state_dict)
+    given = _rename(_by_name(state_dict), rename)
     lines = _settle_second_names(given, weights, second_names)
     missing = [name for name in weights if name not in given]
     fitted = Fitted({}, {}, missing, _list_unexpected(weights, given))
@@ -214,6 +216,33 @@ def _by_name(state_dict: Mapping[str, StateValue] | Weights) -> dict[str, StateV
         name.removeprefix(prefix): node if isinstance(node, Checkpoint) else node.data()
         for name, node in state_dict.items()
     }
+
+
+def _rename(given: dict[str, StateValue], rules: Mapping[str, str]) -> dict[str, StateValue]:
+    """Return values by the names that the first matching rule of each gives them.
+
+    Raises `StateDictError` if a rule matches no name, or if two names become the same.
+    """
+    patterns = {regular_expression(text): new for text, new in rules.items()}
+    unused = dict.fromkeys(patterns)
+    renamed: dict[str, StateValue] = {}
+    for name, value in given.items():
+        pattern = next((each for each in patterns if each.search(name)), None)
+        new = name if pattern is None else pattern.sub(patterns[pattern], name)
+        if new in renamed:
+            raise StateDictError(
+                f"two names become `{new}`, one of them is `{name}`",
+                hint="only the first rule that matches a name applies; make the rules narrower",
+            )
+        renamed[new] = value
+        if pattern is not None:
+            unused.pop(pattern, None)
+    if unused:
+        raise StateDictError(
+            f"no name matches `{next(iter(unused)).pattern}`, or earlier rules match all of them",
+            hint="check the names of the values",
+        )
+    return renamed
 
 
 def _list_unexpected(weights: Mapping[str, Weight], given: Mapping[str, StateValue]) -> list[str]:
