@@ -56,7 +56,7 @@ def test_what_open_weights_returns_satisfies_the_protocol(tiny_llama: Path) -> N
 def test_the_additions_are_the_ones_that_are_tried_here() -> None:
     expected = {
         "info", "header", "metadata", "source", "shape", "dtype", "ndim", "size", "keys", "values",
-        "get", "close", "tensors", "config", "architecture", "to_torch",
+        "get", "close", "tensors", "config", "architecture", "to_torch", "rows",
     }  # fmt: skip
     assert expected == set(ADDITIONS)
 

@@ -193,7 +193,7 @@ def test_a_name_equal_to_a_method_is_reached_by_index(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__array_interface__", "__deepcopy__", "_repr_html_", "_ipython_display_"]
+    "name", ["__array_interface__", "__deepcopy__", "_repr_png_", "_ipython_display_"]
 )
 def test_names_that_tools_probe_for_are_not_attributes(weights: Weights, name: str) -> None:
     assert not hasattr(weights, name)

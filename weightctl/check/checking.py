@@ -14,6 +14,7 @@ from weightctl.errors import ConversionError, WeightctlError
 from weightctl.storage.files import is_file, open_reader
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.system.registry import load
+from weightctl.text.rows import Tabular
 from weightctl.verify.subject import require_there
 from weightctl.write.partial import write_files
 
@@ -28,7 +29,7 @@ _MOST_PASSES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Tabular):
     """The result of `check`: what the rules find, in the order of the table.
 
     `findings` are left. `fixed` are corrected, or would be with `dry_run`; `written` are the paths
@@ -41,6 +42,9 @@ class Checked:
     dry_run: bool = False
     written: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def _records(self) -> Sequence[RuleFinding]:
+        return self.findings
 
 
 def check(

@@ -12,6 +12,7 @@ from weightctl.inspection.comparison import compare
 from weightctl.inspection.contents import read_contents
 from weightctl.inspection.prefixes import drop_prefix, find_prefix, restore_prefix
 from weightctl.text.documents import NOT_DOCUMENTED
+from weightctl.text.rows import Tabular
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class ComparedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedCheckpoints:
+class ComparedCheckpoints(Tabular):
     """The differences of two checkpoints.
 
     `compared` says what was compared: `shape`, `encoding`, `bytes` or `values`. `paired` says how
@@ -51,6 +52,9 @@ class ComparedCheckpoints:
     layers: Sequence[LayerChange] | None
     patch: WrittenPatch | None = None
     comparison: Comparison = field(kw_only=True, repr=False, metadata=NOT_DOCUMENTED)
+
+    def _records(self) -> Sequence[Difference]:
+        return self.differences
 
 
 def diff(

@@ -16,6 +16,7 @@ from weightctl.storage.files import is_directory, list_names, open_reader, prepa
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.system.temporary import EDIT
 from weightctl.text.documents import NOT_DOCUMENTED
+from weightctl.text.rows import Tabular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,7 +130,7 @@ class ScannedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class ScannedPath:
+class ScannedPath(Tabular):
     """The files at a path that were scanned, in the order of their names."""
 
     path: str
@@ -139,6 +140,9 @@ class ScannedPath:
     def is_clean(self) -> bool:
         """Whether all files can be judged, and all globals and code in them are known."""
         return all(each.is_clean for each in self.files)
+
+    def _records(self) -> Sequence[ScanFinding]:
+        return [each for file in self.files for each in file.findings]
 
 
 def scan(

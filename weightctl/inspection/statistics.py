@@ -9,6 +9,7 @@ from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.inspection.contents import kind, read_contents
+from weightctl.text.rows import Tabular
 from weightctl.text.wording import join_ranges
 from weightctl.weights.tree import header_of
 
@@ -90,7 +91,7 @@ class MeasuredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredCheckpoint:
+class MeasuredCheckpoint(Tabular):
     """The statistics of a checkpoint's tensors; `path` is empty for a tree without a path.
 
     `skipped` are the names of listed tensors that have no floating-point values.
@@ -100,6 +101,9 @@ class MeasuredCheckpoint:
     format: str
     tensors: tuple[MeasuredTensor, ...]
     skipped: Sequence[str]
+
+    def _records(self) -> Sequence[MeasuredTensor]:
+        return self.tensors
 
 
 def stat(

@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.split import Grid
+from weightctl.text.rows import Tabular
 from weightctl.text.sizes import format_count, format_size
 from weightctl.text.wording import number, percent, pluralize
 
@@ -162,7 +163,7 @@ class TensorError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ValuesFigures(Figures):
+class ValuesFigures(Figures, Tabular):
     """The tensors that were compared, in the order of the checkpoint.
 
     `pairing` describes how they were paired: by the names of a family, or by equal names. `judged`
@@ -172,6 +173,9 @@ class ValuesFigures(Figures):
     tensors: tuple[TensorError, ...]
     pairing: str = ""
     judged: bool = True
+
+    def _records(self) -> Sequence[TensorError]:
+        return self.tensors
 
     def summarize(self) -> str:
         compared = f"{pluralize(len(self.tensors), 'tensor')} compared"

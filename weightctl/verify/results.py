@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from weightctl.system.registry import load
+from weightctl.text.rows import Tabular
 from weightctl.text.wording import pluralize
 from weightctl.verify.figures import Figures
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 MOST_NAMED = 20
 # Up to this many problems with one cause are listed one by one; more of them are one problem.
 LISTED_APART = 3
+
+# The style of a report in a notebook.
+_FRAME = "width:100%;height:40em;border:0"
 
 _Kind = TypeVar("_Kind", bound=Figures)
 
@@ -119,7 +124,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Tabular):
     """The results of the checks of a checkpoint, by name, in the order in which they ran.
 
     `path` is the checkpoint, which `description` describes briefly, and `reference` the path of the
@@ -155,6 +160,15 @@ class Report:
         """All notes, without duplicates."""
         notes = [note for result in self.results.values() for note in result.notes]
         return list(dict.fromkeys(notes))
+
+    def _records(self) -> Sequence[Problem]:
+        return self.problems
+
+    def _repr_html_(self) -> str:
+        from weightctl.text.page.markup import element  # only for notebooks
+
+        page: str = load("weightctl.verify.report.html:render_page")(self)
+        return element("iframe", srcdoc=page, sandbox="allow-scripts", style=_FRAME)
 
     def figures(self, kind: type[_Kind]) -> _Kind | None:
         """Return the figures of a kind; None if no check measured them."""

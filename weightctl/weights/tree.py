@@ -11,6 +11,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    NamedTuple,
     NoReturn,
     ParamSpec,
     Self,
@@ -27,6 +28,7 @@ from weightctl.errors import (
     MissingTensorError,
 )
 from weightctl.system.registry import load
+from weightctl.text.rows import make_rows, render_rows
 from weightctl.weights.buffer import ArrayOperators
 from weightctl.weights.nodes import build_tree, find, is_number, walk
 from weightctl.weights.protocol import Weights
@@ -310,6 +312,11 @@ class Checkpoint(ArrayOperators, Weights):
         return str(stated.content if stated else _config_of(self).get("model_type", ""))
 
     @added_method
+    def rows(self) -> list[dict[str, Any]]:
+        """Return name, shape, encoding, elements and bytes of each tensor, for data frames."""
+        return make_rows(_describe(node) for _, node in self.items())
+
+    @added_method
     def to_torch(self) -> Any:
         """Return the elements of the node's tensor as a tensor of torch; blocks are dequantized."""
         return self.data().to_torch()
@@ -438,6 +445,9 @@ class Checkpoint(ArrayOperators, Weights):
     def __setstate__(self, state: tuple[Any, str]) -> None:
         self._tree, self._prefix = state
 
+    def _repr_html_(self) -> str:
+        return render_rows(make_rows(_describe(node) for _, node in self.items()))
+
     def __repr__(self) -> str:
         if self.exists():
             info = info_of(self)
@@ -455,6 +465,21 @@ def source_of(weights: Checkpoint) -> Source:
 def header_of(weights: Checkpoint) -> Header:
     """Return the header of a checkpoint, whatever the names of its tensors."""
     return weights._tree.source.header  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # of this module
+
+
+class _ListedTensor(NamedTuple):
+    """A tensor as a row of a table."""
+
+    name: str
+    shape: tuple[int, ...]
+    encoding: str
+    elements: int
+    bytes: int
+
+
+def _describe(node: Checkpoint) -> _ListedTensor:
+    info = info_of(node)
+    return _ListedTensor(info.name, info.shape, info.encoding.name, info.size, info.nbytes)
 
 
 def _config_of(weights: Checkpoint) -> Mapping[str, Any]:
