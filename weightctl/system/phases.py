@@ -1,9 +1,10 @@
-"""The current phase of a command, for progress displays."""
+"""The current phase of a command, for progress displays, and messages for `logging`."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -17,8 +18,22 @@ class _Listeners:
 
 def begin_phase(text: str) -> None:
     """Name the phase that begins, such as `converting the tokenizer`."""
+    log(text)
     if _Listeners.stack:
         _Listeners.stack[-1](text)
+
+
+def log(text: str, level: str = "info") -> None:
+    """Send a message to the logger `weightctl`, in a program that uses `logging`."""
+    # A program that sets up logging has imported it; commands do not wait for the import.
+    logging: Any = sys.modules.get("logging")
+    if logging is None:
+        return
+    logger = logging.getLogger("weightctl")
+    if not logger.handlers:
+        # Otherwise, warnings are printed although the program has not asked for them.
+        logger.addHandler(logging.NullHandler())
+    getattr(logger, level)("%s", text)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions, describe_left_out
 from weightctl.plan.cast import is_unfit_for_llama_cpp
 from weightctl.plan.choices import DEFAULT_TASK
+from weightctl.system.phases import log
 from weightctl.text.wording import join_names
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.executors.worker import PlannedWork, PlanRequest, digest_codecs
@@ -110,6 +111,8 @@ class Conversion:
         """
         if self.beside is not None:
             self.beside.outcome.refuse(force=force)
+        for note in self.notes:
+            log(note, "warning")
         distribution = None
         if on is not None:
             from weightctl.write.executors.distribution import plan_distribution
