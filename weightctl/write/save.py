@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from functools import partial as bind
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.formats.base import write_in_order
 from weightctl.plan.plan import Plan
+from weightctl.storage.location import is_remote
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
 from weightctl.write.conversion_tasks import (
@@ -20,14 +23,13 @@ from weightctl.write.conversion_tasks import (
 from weightctl.write.digests import refuse_altered
 from weightctl.write.outcome import describe
 from weightctl.write.output import write_output
-from weightctl.write.targets import Target, open_stream, target
+from weightctl.write.targets import Target, open_stream, refuse_what_is_there, target
 from weightctl.write.tasks import cut_tasks
 from weightctl.write.threads import run_in_order
 
 if TYPE_CHECKING:
     from collections.abc import (
         Callable,
-        Iterator,
         Mapping,
     )
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from weightctl.weights.data import Source
     from weightctl.weights.info import TensorInfo
     from weightctl.weights.protocol import Weights
+    from weightctl.weights.tree import Checkpoint
     from weightctl.write.conversion_tasks import Filled
     from weightctl.write.executors import WorkerCounts
     from weightctl.write.executors.distribution import Distribution
@@ -82,7 +85,7 @@ class Saved(NamedTuple):
 
 
 def save(
-    plan: Plan | Weights | Mapping[str, Any],
+    plan: Plan | Weights | Mapping[str, Any] | Iterator[tuple[str, Any]],
     where: Target | str | os.PathLike[str],
     *,
     force: bool = False,
@@ -95,12 +98,13 @@ def save(
     """Write a plan; afterwards, the output is complete, or after an error the target is unchanged.
 
     A tree of weights, or arrays by name such as a module's or torch's `state_dict()`, are stored
-    unchanged, in the format that the target selects. `where` is a `Target`, or a path that selects
-    the format of the plan. `threads` is the number of threads, by default one for each core, and
-    `memory` the limit of memory in bytes, or text such as "512MiB"; neither changes the output.
-    `progress` is called with the number of bytes of each chunk written, by one thread at a time. If
-    a `distribution` is given, its workers do the work. If the source of the plan is derived from
-    `opened`, and that is a sharded checkpoint, altered shards are refused.
+    unchanged, in the format that the target selects. So are pairs of names and arrays from a
+    generator, which can be larger than memory together. `where` is a `Target`, or a path that
+    selects the format of the plan. `threads` is the number of threads, by default one for each
+    core, and `memory` the limit of memory in bytes, or text such as "512MiB"; neither changes the
+    output. `progress` is called with the number of bytes of each chunk written, by one thread at a
+    time. If a `distribution` is given, its workers do the work. If the source of the plan is
+    derived from `opened`, and that is a sharded checkpoint, altered shards are refused.
 
     A run that is stopped by Ctrl-C, by kill -9, or by an error of the disk or the source leaves its
     temporary files and a journal, and saving the same plan with the same input continues it. No
@@ -114,7 +118,8 @@ def save(
     if not isinstance(where, Target):
         where = target(os.fspath(where), plan.format if isinstance(plan, Plan) else None)
     if not isinstance(plan, Plan):
-        plan = Plan.copy(plan, where.format)
+        given = _collect(plan, where, force=force) if isinstance(plan, Iterator) else plan
+        plan = Plan.copy(given, where.format)
     outcome = describe(plan, where)
     count = count_threads(count, budget)
     work = ConversionWork(plan, list(outcome.parts.values()), threads=count, memory=budget)
@@ -138,6 +143,16 @@ def save(
     losses = work.add_losses(written.records)
     seconds = time.monotonic() - started
     return Saved(outcome, seconds, losses, *written[1:])
+
+
+def _collect(tensors: Iterator[tuple[str, Any]], where: Target, *, force: bool) -> Checkpoint:
+    from weightctl.write.generated import collect_tensors  # few tensors are generated
+
+    if not where.is_stream:
+        refuse_what_is_there([where.path], force=force)
+    is_local = not where.is_stream and not is_remote(where.path)
+    beside = os.path.dirname(where.path) or os.curdir
+    return collect_tensors(tensors, beside if is_local else gettempdir())
 
 
 # The size of tasks. A pipe takes chunks in order, so tasks are small.
