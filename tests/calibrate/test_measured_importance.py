@@ -37,7 +37,7 @@ def advance(stage, done):
         os.kill(os.getpid(), signal.SIGKILL)
 
 make_imatrix(sys.argv[1], sys.argv[2], text_files=[sys.argv[3]], context=64, chunks=3,
-             advance=advance)
+             progress=advance)
 """
 
 
@@ -109,7 +109,7 @@ def stop(stage: str, _done: float) -> None:
 def test_a_stopped_run_on_another_text_starts_over_and_says_so(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(KeyboardInterrupt):
-        make_imatrix(TINY, out, **SHORT, advance=stop)
+        make_imatrix(TINY, out, **SHORT, progress=stop)
     assert len([*tmp_path.iterdir()]) == 1
     made = make_imatrix(TINY, out, **SHORT | {"chunks": 2})
     assert made.resumed == 0
@@ -123,7 +123,7 @@ def test_a_run_that_fails_before_a_layer_is_done_leaves_nothing(tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_imatrix(TINY, tmp_path / "out.gguf", **SHORT, advance=fail)
+        make_imatrix(TINY, tmp_path / "out.gguf", **SHORT, progress=fail)
     assert [*tmp_path.iterdir()] == []
 
 

@@ -116,15 +116,15 @@ def make_imatrix(
     process_output: bool = False,
     device: DeviceRef = CPU,
     force: bool = False,
-    format_name: str | None = None,
-    advance: Advance | None = None,
+    source_format: str | None = None,
+    progress: Advance | None = None,
 ) -> MeasuredImportance:
     """Run a model on texts, and write the sums of what its weights are multiplied with.
 
     The output is in GGUF, or with the suffix `.dat` in the older format. `merge` are importance
     matrices whose sums are added; without a model, only these are added. `chunks` is the largest
     number of chunks, each of `context` tokens. With `process_output`, the output matrix is measured
-    too. `advance` is called with the current stage and the fraction done.
+    too. `progress` is called with the current stage and the fraction done.
 
     If the run is stopped, the same call continues it after the last complete layer. Raises
     `OutputError` if the output exists and `force` is not set, `TokenizerError` if the model has no
@@ -141,11 +141,11 @@ def make_imatrix(
         made = MeasuredImportance(model=None, path=shown, context=context)
     else:
         texts = read_texts(text_files)
-        subject = Subject(model, format_name)
+        subject = Subject(model, source_format)
         recognized = _recognize(subject)
         encoder = require_tokenizer(subject.encoder, recognized.where)
         ids = cut_chunks(encoder, texts, context, chunks)
-        passing = _Passing(Running(recognized, device), ids, process_output, advance)
+        passing = _Passing(Running(recognized, device), ids, process_output, progress)
         identity = _identify(recognized, ids, device, process_output=process_output)
         with hold_state(target, identity) as (state, was_other):
             resumed = state.layer

@@ -57,8 +57,8 @@ def imatrix(
             process_output=process_output,
             device=options.device_named(device),
             force=force,
-            format_name=source_format,
-            advance=advance,
+            source_format=source_format,
+            progress=advance,
         )
     show_notes(made.notes, quiet=quiet)
     if as_json:

@@ -9,6 +9,7 @@ from math import nan
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.inspection.contents import kind, read_contents
+from weightctl.system.phases import announce
 from weightctl.text.rows import Tabular
 from weightctl.text.wording import join_ranges
 from weightctl.weights.tree import header_of
@@ -125,6 +126,8 @@ def stat(
     """
     contents = read_contents(source, include, exclude, source_format)
     tensors, skipped = list_tensors(contents)
+    total = sum(each.info.nbytes for each in tensors) * (2 if ranks else 1)
+    announce(progress, "measuring values", total)
     rows = measure(contents, tensors, progress, threads, folds=False, ranks=ranks, members=False)
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
     return describe_rows(path, contents, rows, skipped)

@@ -36,6 +36,13 @@ def log(text: str, level: str = "info") -> None:
     getattr(logger, level)("%s", text)
 
 
+def announce(progress: object, name: str, total: int) -> None:
+    """Call the method `begin` of a `progress`, if it has one, with what its calls add up to."""
+    begin = getattr(progress, "begin", None)
+    if begin is not None:
+        begin(name, total)
+
+
 @contextmanager
 def listening(listener: Callable[[str], object]) -> Generator[None, None, None]:
     """Call `listener` with the text of each phase that begins."""

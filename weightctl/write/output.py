@@ -11,6 +11,7 @@ from weightctl.errors import FormatError, OutputError, WeightctlError
 from weightctl.formats.huggingface import restate_dtype
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import has_commits, is_remote
+from weightctl.system.phases import announce
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY
 from weightctl.write.digests import refuse_altered
 from weightctl.write.executors import is_shared
@@ -157,6 +158,7 @@ class _Writing(NamedTuple):
         try:
             files = run.open_files()
             kept_bytes = work.count_bytes(recorder.keep(work.select(run.kept)))
+            announce(self.progress, f"writing {self.outcome.where.path}", self.outcome.tensor_bytes)
             if kept_bytes and self.progress is not None:
                 self.progress(kept_bytes)
             self._put_beside(run)

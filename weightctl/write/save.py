@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.formats.base import write_in_order
 from weightctl.plan.plan import Plan
 from weightctl.storage.location import is_remote
+from weightctl.system.phases import announce
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import format_size
 from weightctl.write.conversion_tasks import (
@@ -23,7 +24,7 @@ from weightctl.write.conversion_tasks import (
 from weightctl.write.digests import refuse_altered
 from weightctl.write.outcome import describe
 from weightctl.write.output import write_output
-from weightctl.write.targets import Target, open_stream, refuse_what_is_there, target
+from weightctl.write.targets import Target, open_stream, refuse_what_is_there, stream_name, target
 from weightctl.write.tasks import cut_tasks
 from weightctl.write.threads import run_in_order
 
@@ -127,6 +128,7 @@ def save(
         outcome.refuse(force=force)
         if opened is not None:
             refuse_altered(opened, threads=count)
+        announce(progress, f"writing {stream_name(where.path)}", outcome.tensor_bytes)
         losses = write_stream(plan, outcome, work, threads=count, progress=progress)
         return Saved(outcome, time.monotonic() - started, losses)
     written = write_output(
