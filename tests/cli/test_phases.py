@@ -78,6 +78,13 @@ def test_a_phase_that_lasts_is_named_and_erased_before_anything_else(tmp_path: P
     )
 
 
+def test_a_command_without_a_phase_also_shows_that_it_runs(tmp_path: Path) -> None:
+    slow = SLOW.replace("begin_phase(", "str(")
+    assert shown_on_a_terminal("-c", slow, cwd=tmp_path)[1] == (
+        "\x1b[2K\rstarting...\x1b[2K\rnote: one thing\r\n"
+    )
+
+
 def test_quiet_names_no_phase(tmp_path: Path) -> None:
     assert shown_on_a_terminal("-c", SLOW, "quiet", cwd=tmp_path)[1] == "note: one thing\r\n"
 
@@ -145,7 +152,7 @@ import time
 from weightctl.cli.progress import progress_bar
 from weightctl.write.executors import WORKERS, WorkerCounts
 
-with progress_bar(1_590_000_000_000, quiet=False, has_workers=True) as advance:
+with progress_bar(1_590_000_000_000, "converting", quiet=False, has_workers=True) as advance:
     for done in (100, 555):
         WORKERS.counts = WorkerCounts(1758, done, 5, 10)
         advance(300_000_000_000)

@@ -394,7 +394,7 @@ def test_the_progress_bar_shows_the_time_left_and_the_rate_of_the_network(tmp_pa
     shown = on_a_terminal(
         120, "convert", URL, "out.gguf", "--quant", "Q4_K_M", cwd=tmp_path, NO_COLOR="1"
     )
-    assert re.search(r"[\d-]:[\d-]{2}:[\d-]{2} network [\d.]+ [kMG]?B/s", shown)
+    assert re.search(r"[\d-]:[\d-]{2}:[\d-]{2} left network [\d.]+ [kMG]?B/s", shown)
 
 
 def test_the_progress_bar_shows_the_rate_of_what_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,6 +407,12 @@ def test_the_progress_bar_of_local_files_does_not(tmp_path: Path) -> None:
     shown = on_a_terminal(120, "convert", TINY, "out.gguf", "--quant", "Q4_K_M", cwd=tmp_path)
     assert "━" in shown
     assert "network" not in shown
+
+
+def test_the_progress_bar_names_the_work_and_counts_the_bytes_of_the_input(tmp_path: Path) -> None:
+    shown = on_a_terminal(80, "convert", TINY, "out.gguf", "--quant", "Q4_K_M", cwd=tmp_path)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"converting +[0-9]+% .*/3\.9 MB .* left", plain)
 
 
 def test_a_request_that_was_repeated_is_in_the_summary(

@@ -35,7 +35,7 @@ def apply(
     from weightctl.deltas.applying import apply_patch, count_restored_bytes
 
     total = count_restored_bytes(patch)
-    with long_bar(total, quiet=quiet) as advance:
+    with long_bar(total, "restoring", quiet=quiet) as advance:
         made = apply_patch(base, patch, out, force=force, progress=advance)
     if as_json:
         show_document(made)

@@ -19,6 +19,7 @@ from weightctl.cli.render import (
 )
 from weightctl.cli.report import (
     check_report,
+    count_stored_bytes,
     document_outputs,
     nonfinite_notes,
     note_when_stopped,
@@ -158,9 +159,12 @@ def write_output(
     if not dry_run:
         _require_stdout(where, as_json=as_json)
         total = sum(item.info.nbytes for each in conversion.outputs for item in each.plan.items)
+        read = sum(count_stored_bytes(each.plan) for each in conversion.outputs)
         with (
             note_when_stopped(where),
-            progress_bar(total, quiet=quiet, has_workers=on is not None) as advance,
+            progress_bar(
+                total, "converting", quiet=quiet, input_bytes=read, has_workers=on is not None
+            ) as advance,
         ):
             conversion = conversion.save(
                 force=force,

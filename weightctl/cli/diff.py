@@ -196,7 +196,7 @@ def save_patch(first: str, second: str, path: str, *, force: bool, quiet: bool) 
     from weightctl.deltas.creating import count_patched_bytes, write_patch
 
     total = count_patched_bytes(second)
-    with long_bar(total, quiet=quiet) as advance:
+    with long_bar(total, "comparing", quiet=quiet) as advance:
         return write_patch(first, second, path, force=force, progress=advance)
 
 

@@ -72,7 +72,7 @@ def edit(
     show_notes(header_of(edited.plan.weights).notes, quiet=quiet)
     if not dry_run:
         total = edited.moved_bytes
-        with long_bar(total, quiet=quiet) as advance:
+        with long_bar(total, "writing", quiet=quiet) as advance:
             edited = edited.save(advance)
     if as_json:
         show_document(_document(path, edited))

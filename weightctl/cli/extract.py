@@ -50,7 +50,7 @@ def extract(
 
     header = header_of(open_weights(base))
     total = sum(info.nbytes for info in header.tensors.values())
-    with progress_bar(total, quiet=quiet) as advance:
+    with progress_bar(total, "extracting", quiet=quiet) as advance:
         made = write_adapter(
             base,
             tuned,

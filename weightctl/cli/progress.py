@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Work on fewer bytes is so fast that it has no progress bar.
 LONG = 100_000_000
-# Commands that take fewer seconds than this do not show a phase.
-_DELAY = 0.5
+# Commands that take fewer seconds than this, from the start of the process, do not show a phase.
+_DELAY = 0.3
 _BETWEEN = 0.1
 # The seconds over which the rate of the network is averaged.
 _AVERAGED = 3.0
@@ -38,23 +38,32 @@ _ERASE = "\x1b[2K\r"
 
 
 def progress_bar(
-    total: int, *, quiet: bool, has_workers: bool = False
+    total: int,
+    doing: str,
+    *,
+    quiet: bool,
+    input_bytes: int | None = None,
+    has_workers: bool = False,
 ) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Show a progress bar for `total` bytes.
+    """Show a progress bar for `total` bytes of work, with what is done and the time that is left.
 
-    The context yields a function to call with each number of bytes that are done, or None if no bar
-    is shown. If `has_workers` is set, the bar shows the tasks that workers have done and lost
-    instead of the network traffic, since the requests of workers are not counted in this process.
+    The bar counts `input_bytes`, in proportion, if given. The context yields a function to call
+    with each number of bytes that are done, or None if no bar is shown. If `has_workers` is set,
+    the bar shows the tasks that workers have done and lost instead of the network traffic, since
+    the requests of workers are not counted in this process.
     """
     erase_phase()
     if not _is_wanted(quiet=quiet):
         return nullcontext()
-    return _bytes_bar(total, has_workers=has_workers)
+    counted = total if input_bytes is None else input_bytes
+    return _bytes_bar(total, doing, counted, has_workers=has_workers)
 
 
-def long_bar(total: int, *, quiet: bool) -> AbstractContextManager[Callable[[int], object] | None]:
+def long_bar(
+    total: int, doing: str, *, quiet: bool
+) -> AbstractContextManager[Callable[[int], object] | None]:
     """Show a progress bar as `progress_bar` does, unless so few bytes take hardly any time."""
-    return progress_bar(total, quiet=quiet or total < LONG)
+    return progress_bar(total, doing, quiet=quiet or total < LONG)
 
 
 def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], object] | None]:
@@ -72,13 +81,15 @@ def _is_wanted(*, quiet: bool) -> bool:
 
 
 @contextmanager
-def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], object], None, None]:
+def _bytes_bar(
+    total: int, doing: str, counted: int, *, has_workers: bool
+) -> Generator[Callable[[int], object], None, None]:
     # rich is only imported if a bar is shown.
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         TaskProgressColumn,
-        TimeRemainingColumn,
+        TextColumn,
         TransferSpeedColumn,
     )
     from rich.table import Column
@@ -86,33 +97,37 @@ def _bytes_bar(total: int, *, has_workers: bool) -> Generator[Callable[[int], ob
     # On a narrow terminal only the bar gets shorter; the other columns are not wrapped.
     whole = Column(no_wrap=True)
     columns: list[ProgressColumn] = [
+        TextColumn("{task.description}", table_column=whole),
         TaskProgressColumn(table_column=whole),
         BarColumn(),
         DownloadColumn(table_column=whole),
         TransferSpeedColumn(table_column=whole),
-        TimeRemainingColumn(table_column=whole),
+        _make_time_left(whole),
     ]
-    if has_workers and shutil.get_terminal_size().columns < _WIDTH_OF_ALL:
-        del columns[2]
     if has_workers:
+        # Their tasks take the room of what is done, and on a narrow terminal of the bytes.
+        is_narrow = shutil.get_terminal_size().columns < _WIDTH_OF_ALL
+        columns = [*columns[1:3], *columns[4 if is_narrow else 3 : -1], _make_time_left(whole, "")]
         columns.append(_make_column(whole, _count_tasks))
     elif TRAFFIC.counts.requests:
         columns.append(_make_column(whole, _NetworkRate().describe))
     with listening(_ignore), _progress(*columns) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda nbytes: progress.advance(task, nbytes)
+        task = progress.add_task(doing, total=counted)
+        share = counted / total if total else 1
+        yield lambda nbytes: progress.advance(task, nbytes * share)
 
 
 @contextmanager
 def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+    from rich.table import Column
 
     # Names of tensors may have brackets, which rich would take for markup.
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
-        TimeElapsedColumn(),
+        _make_time_left(Column(no_wrap=True)),
     )
     with _progress(*columns) as progress:
         task = progress.add_task("opening", total=1.0)
@@ -124,6 +139,18 @@ def _stages_bar() -> Generator[Callable[[str, float], object], None, None]:
             yield lambda doing, done: progress.update(
                 task, description=printable(doing), completed=done
             )
+
+
+def _make_time_left(column: Column, unit: str = " left") -> ProgressColumn:
+    """Return a column that shows the time left, such as `0:00:39 left`."""
+    from rich.progress import TimeRemainingColumn
+    from rich.text import Text
+
+    class _TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return Text.assemble(super().render(task), unit)
+
+    return _TimeLeft(table_column=column)
 
 
 def _make_column(column: Column, describe: Callable[[], str]) -> ProgressColumn:
@@ -196,7 +223,8 @@ class _PhaseLine:
         self._lock = Lock()
         self._text = ""
         self._written = 0.0
-        self._timer = Timer(_DELAY, self._appear)
+        # Until here, the process has only loaded modules, without waiting for anything.
+        self._timer = Timer(max(_DELAY - time.process_time(), 0.0), self._appear)
         self._timer.daemon = True
         self._is_due = self._is_shown = False
 
@@ -252,6 +280,7 @@ def phase_line(*, quiet: bool) -> Generator[None, None, None]:
         yield
         return
     line = _Shown.line = _PhaseLine()
+    line.begin("starting")
     try:
         with listening(line.begin):
             yield

@@ -96,7 +96,7 @@ def summary(
     path: str, plan: Plan, where: Target, outcome: Outcome, *, saved: Saved | None
 ) -> list[list[Cell]]:
     """Return the lines that describe a conversion; `saved` is None if nothing was written."""
-    before = _count_stored_bytes(plan)
+    before = count_stored_bytes(plan)
     after = sum(item.info.nbytes for item in plan.items)
     ratio = f" ({100 * after / before:.1f} %)" if before else ""
     sizes = f"{pluralize(len(plan.items), 'tensor')}, {format_size(before)} -> {format_size(after)}"
@@ -135,7 +135,7 @@ def planned_resumption(kept_bytes: int) -> list[list[Cell]]:
     return [[Cell(f"{kept} are complete from a run that was stopped, and would be kept", "green")]]
 
 
-def _count_stored_bytes(plan: Plan) -> int:
+def count_stored_bytes(plan: Plan) -> int:
     """Return the bytes of the input tensors of a plan; each tensor counts once."""
     sources = {source for item in plan.items for source in item.sources}
     return sum(source.nbytes for source in sources)
@@ -328,7 +328,7 @@ def document(
         "translation": plan.translation or None,
         "bytes": outcome.nbytes,
         "tensor_bytes": {
-            "before": _count_stored_bytes(plan),
+            "before": count_stored_bytes(plan),
             "after": sum(item.info.nbytes for item in plan.items),
         },
         "written": saved is not None,

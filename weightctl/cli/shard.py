@@ -144,10 +144,15 @@ def shard(
     target = require_out(out, "MODEL OUT --tp N")
     show_notes(sharded.notes, quiet=quiet)
     if not dry_run:
+        stored = sharded.plan.source.header.tensors
         with (
             note_when_stopped(sharded.outcome.where),
             progress_bar(
-                sharded.outcome.tensor_bytes, quiet=quiet, has_workers=on is not None
+                sharded.outcome.tensor_bytes,
+                "sharding",
+                quiet=quiet,
+                input_bytes=sum(each.nbytes for each in stored.values()),
+                has_workers=on is not None,
             ) as advance,
         ):
             sharded = sharded.save(
@@ -326,7 +331,10 @@ def _gather(out: str, given: Mapping[str, Any]) -> None:
     show_notes(_list_notes(described), quiet=quiet)
     saved = None
     if not given["dry_run"]:
-        with progress_bar(described.nbytes, quiet=quiet, has_workers=on is not None) as advance:
+        has_workers = on is not None
+        with progress_bar(
+            described.nbytes, "joining", quiet=quiet, has_workers=has_workers
+        ) as advance:
             saved = put_together(
                 described,
                 force=given["force"],

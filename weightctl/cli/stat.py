@@ -71,7 +71,7 @@ def stat(
         check_new_file(page, "--html", header_of(contents.weights).files, force=force)
     tensors, skipped = list_tensors(contents)
     total = sum(each.info.nbytes for each in tensors) * (2 if ranks else 1)
-    with long_bar(total, quiet=quiet) as advance:
+    with long_bar(total, "measuring", quiet=quiet) as advance:
         measured = [
             *measure(
                 contents,

@@ -49,7 +49,7 @@ def hash_tensors(
     wanted = list(dict.fromkeys(listed))
     extents = header_of(contents.weights).extents
     total = sum(extents[name].nbytes for name in wanted)
-    with long_bar(total, quiet=quiet) as advance:
+    with long_bar(total, "hashing", quiet=quiet) as advance:
         return compute_digests(source_of(contents.weights), wanted, progress=advance)
 
 
