@@ -61,7 +61,11 @@ MODELS: dict[str, Callable[[], Any]] = {
 
 def adapt(model: Any, **settings: Any) -> Any:
     """Return a model of PEFT with a random adapter."""
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, **settings))
+    return draw(peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=16, **settings)))
+
+
+def draw(adapted: Any) -> Any:
+    """Give the adapter of a model random values."""
     random = torch.Generator().manual_seed(31)
     for name, tensor in adapted.named_parameters():
         if "lora_A" in name or "lora_B" in name or "lora_emb" in name or "to_save" in name:
@@ -173,9 +177,30 @@ def test_merged_and_disabled_adapters_are_not_merged_again(tmp_path: Path) -> No
     with model.disable_adapter(), pytest.raises(ConversionError, match="merged, and disabled"):
         weightctl.to_gguf(model, tmp_path / "small.gguf", force=True)
     weightctl.to_gguf(model, tmp_path / "small.gguf", force=True)
-    model.merge_and_unload().save_pretrained(tmp_path / "merged" / "small")
+    merged = model.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged" / "small")
     weightctl.convert(tmp_path / "merged" / "small", tmp_path / "merged.gguf")
     assert read(tmp_path / "small.gguf") == read(tmp_path / "merged.gguf")
+    weightctl.to_gguf(merged, tmp_path / "small.gguf", force=True)
+    assert read(tmp_path / "small.gguf") == read(tmp_path / "merged.gguf")
+
+
+def test_the_model_inside_of_a_model_of_peft_is_written_with_its_adapters(tmp_path: Path) -> None:
+    model = adapt(make_llama(), **ADAPTERS["scaled"])
+    weightctl.to_gguf(model, tmp_path / "small.gguf")
+    expected = read(tmp_path / "small.gguf")
+    weightctl.to_gguf(model.get_base_model(), tmp_path / "small.gguf", force=True)
+    assert read(tmp_path / "small.gguf") == expected
+    integrated = make_llama()
+    integrated.add_adapter(peft.LoraConfig(r=8, lora_alpha=16, **ADAPTERS["plain"]))
+    weightctl.to_gguf(draw(integrated), tmp_path / "small.gguf", force=True)
+    integrated.disable_adapters()
+    weightctl.to_gguf(integrated, tmp_path / "without.gguf")
+    changed = [
+        [each.change for each in weightctl.diff(path, make_llama(), values=True).differences]
+        for path in (tmp_path / "small.gguf", tmp_path / "without.gguf")
+    ]
+    assert list(map(len, changed)) == [4, 0]
 
 
 def test_an_adapter_whose_initialization_changed_the_model_is_merged(tmp_path: Path) -> None:
@@ -199,11 +224,17 @@ def quantized() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: make_llama().to("meta"), "21 tensors are not in memory"),
     "quantized": (quantized, r"the model is quantized \(bitsandbytes\)"),
-    "prompt": (
+    "other kind": (
         lambda: peft.get_peft_model(
             make_llama(), peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[])
         ),
         "the adapter `default` has the type IA3",
+    ),
+    "prompts": (
+        lambda: peft.get_peft_model(
+            make_llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+        ),
+        "the adapter `default` has the type PROMPT_TUNING",
     ),
     "tokens": (
         lambda: adapt(make_llama(), target_modules=["q_proj"], trainable_token_indices=[1]),

@@ -78,7 +78,7 @@ def open_model(model: object, name: str = "", tokenizer: object = None) -> Model
     configs: dict[str, Any] = getattr(whole, "peft_config", None) or {}
     parts: dict[str, dict[str, Any]] = {}
     if configs:
-        layers = [each for each in base.modules() if hasattr(each, "lora_A")]
+        layers = [each for each in base.modules() if hasattr(each, "merged_adapters")]
         active = _list_active(whole, configs, layers)
         state, parts = _divide(state, active, is_merged=_is_merged(layers))
     restored = _restore_names(base, dict(state))
@@ -319,8 +319,10 @@ def _list_active(whole: Any, configs: Mapping[str, Any], layers: Sequence[Any]) 
                 hint="call `model.unmerge_adapter()` first",
             )
         return []
-    active: Any = whole.active_adapters  # a method in transformers, and a list in PEFT
-    names: list[str] = active if hasattr(active, "__iter__") else active()
+    # Prompts of PEFT are not layers of the model, and a model can be given without its `PeftModel`.
+    of_model: list[str] = whole.active_adapters if hasattr(whole, "get_base_model") else []
+    of_layers: list[str] = [name for layer in layers for name in layer.active_adapters]
+    names = [name for name in dict.fromkeys([*of_model, *of_layers]) if name in configs]
     for name in names:
         kind = getattr(configs[name].peft_type, "value", configs[name].peft_type)
         if kind != "LORA":
@@ -339,7 +341,7 @@ def _list_active(whole: Any, configs: Mapping[str, Any], layers: Sequence[Any]) 
 
 def _is_merged(layers: Sequence[Any]) -> bool:
     """Whether PEFT has merged all adapters into the weights; raises `ConversionError` for some."""
-    merged = [bool(layer.merged_adapters) for layer in layers]
+    merged = [bool(layer.merged_adapters) for layer in layers if hasattr(layer, "lora_A")]
     if any(merged) and not all(merged):
         raise ConversionError(
             "adapters are merged into some layers of the model, and not into others",
