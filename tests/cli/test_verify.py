@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from importlib.resources import files
 from shutil import copytree
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ from weightctl.device import CPU
 from weightctl.errors import ConversionError, FormatError, OutputError, WeightctlError
 from weightctl.verify import CHECKS
 from weightctl.verify.report import make_document
+from weightctl.verify.request import Request
+from weightctl.verify.subject import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -408,3 +411,20 @@ def test_a_float_type_keeps_them_and_the_option_says_so(damaged: Path, tmp_path:
     found = open_weights(out).a_weight.data().to_numpy()
     assert np.isnan(found[0, 3])
     assert np.isinf(found[2, 0])
+
+
+def test_the_time_of_a_run_grows_with_weights_tokens_and_models() -> None:
+    short = Request(subject=Subject(str(TINY)))
+    seconds = short.estimate_seconds()
+    assert seconds is not None
+    assert 0 < seconds < 0.1
+    long = replace(short, text="abcd" * 250_000, reference=short.subject).estimate_seconds()
+    assert long == pytest.approx(2000 * seconds)
+
+
+def test_a_long_run_is_announced_on_a_terminal(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("word " * 100_000)
+    given = (TINY, "--text-file", text, "--check", "forward", "--device", "cpu")
+    shown = on_a_terminal(80, "verify", *given)
+    assert re.search(r"note: running the model takes about \d+ s on \d+ cores?,", shown)

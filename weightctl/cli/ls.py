@@ -463,11 +463,6 @@ def _in_32_bits(number: float) -> float:
     return float(rounded)
 
 
-# The metadata key of GGUF for the chat template, which base models do not have.
-_CHAT_TEMPLATE = "tokenizer.chat_template"
-_MOST_KEYS = 6
-
-
 def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:
     """Return the value of a key.
 
@@ -476,11 +471,11 @@ def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> M
     if key in metadata:
         return metadata[key]
     others = [each for each in metadata if each.startswith("tokenizer.")]
-    if key == _CHAT_TEMPLATE and others:
+    if key == "tokenizer.chat_template" and others:
         raise WeightctlError(
             f"{path}: the model has no chat template",
             hint="a base model continues texts, and needs none; its tokenizer has "
-            f"{join_names(others, _MOST_KEYS)}",
+            f"{join_names(others, 6)}",
         )
     import difflib  # only on an error
 

@@ -40,11 +40,6 @@ class OutlineLine(NamedTuple, Generic[Entry]):
         return self.entries[0] if self.entries else None
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of the line, if it has only one size."""
-        return self.sizes[0]
-
-    @property
     def text(self) -> str:
         """The label, indented by the depth, and how many equal nodes are folded here."""
         times = f"  x{self.times}" if self.times > 1 else ""

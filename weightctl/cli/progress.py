@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from weightctl.write.executors import WorkerCounts
 
+    _Bar = AbstractContextManager[Callable[[int], object] | None]
+
 # Work on fewer bytes is so fast that it has no progress bar.
 LONG = 100_000_000
 # Commands that take fewer seconds than this, from the start of the process, do not show a phase.
@@ -44,7 +46,7 @@ def progress_bar(
     quiet: bool,
     input_bytes: int | None = None,
     has_workers: bool = False,
-) -> AbstractContextManager[Callable[[int], object] | None]:
+) -> _Bar:
     """Show a progress bar for `total` bytes of work, with what is done and the time that is left.
 
     The bar counts `input_bytes`, in proportion, if given. The context yields a function to call
@@ -59,9 +61,7 @@ def progress_bar(
     return _bytes_bar(total, doing, counted, has_workers=has_workers)
 
 
-def long_bar(
-    total: int, doing: str, *, quiet: bool
-) -> AbstractContextManager[Callable[[int], object] | None]:
+def long_bar(total: int, doing: str, *, quiet: bool) -> _Bar:
     """Show a progress bar as `progress_bar` does, unless so few bytes take hardly any time."""
     return progress_bar(total, doing, quiet=quiet or total < LONG)
 
@@ -111,7 +111,8 @@ def _bytes_bar(
         columns.append(_make_column(whole, _count_tasks))
     elif TRAFFIC.counts.requests:
         columns.append(_make_column(whole, _NetworkRate().describe))
-    with listening(_ignore), _progress(*columns) as progress:
+    # Phases are not shown, because a bar is.
+    with listening(lambda _: None), _progress(*columns) as progress:
         task = progress.add_task(doing, total=counted)
         share = counted / total if total else 1
         yield lambda nbytes: progress.advance(task, nbytes * share)
@@ -203,10 +204,6 @@ class _NetworkRate:
         before, had = self._seen[0]
         rate = int((nbytes - had) / max(now - before, 0.1))
         return f"network {format_size(rate)}/s"
-
-
-def _ignore(_phase: str) -> None:
-    """Ignore a phase, because a bar is shown."""
 
 
 def _progress(*columns: ProgressColumn) -> Progress:

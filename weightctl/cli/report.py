@@ -63,7 +63,7 @@ def plan_kind(item: Item) -> tuple[object, int, int]:
 def plan_row(line: OutlineLine[Item]) -> Sequence[Cell]:
     """Return the cells of a line in a plan's outline."""
     label = Cell(line.text, "" if line.entry else "bold")
-    size = Cell(format_size(line.nbytes), "dim", right=True)
+    size = Cell(format_size(line.sizes[0]), "dim", right=True)
     item = line.entry
     if item is None:
         if line.name is not None:

@@ -331,10 +331,8 @@ def _gather(out: str, given: Mapping[str, Any]) -> None:
     show_notes(_list_notes(described), quiet=quiet)
     saved = None
     if not given["dry_run"]:
-        has_workers = on is not None
-        with progress_bar(
-            described.nbytes, "joining", quiet=quiet, has_workers=has_workers
-        ) as advance:
+        nbytes, has_workers = described.nbytes, on is not None
+        with progress_bar(nbytes, "joining", quiet=quiet, has_workers=has_workers) as advance:
             saved = put_together(
                 described,
                 force=given["force"],
@@ -453,7 +451,7 @@ def _look(share: _Share) -> tuple[object, int, int]:
 
 
 def _row(line: OutlineLine[_Share], plan: ShardPlan) -> Sequence[Cell]:
-    size = Cell(format_size(line.nbytes), "dim", right=True)
+    size = Cell(format_size(line.sizes[0]), "dim", right=True)
     share = line.entry
     if share is not None:
         # A narrow terminal leaves out the type, which does not change, and shortens the strategy.

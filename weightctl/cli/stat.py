@@ -15,7 +15,6 @@ from weightctl.cli.render import (
     Cell,
     columns,
     count_columns,
-    hung,
     is_terminal,
     note,
     shape_text,
@@ -94,8 +93,7 @@ def stat(
         show_table(rows)
         if not quiet and is_terminal() and (needed := count_columns(rows)) > columns():
             left_out = ", ".join(cell.text for cell in heading if cell.text and cell.short == "")
-            text = f"not shown: {left_out}, which need a terminal of {needed} columns"
-            show_lines([[], *hung([], text, columns(), "dim")])
+            note(f"not shown: {left_out}, which need a terminal of {needed} columns")
     _show_totals(measured, skipped, quiet=quiet)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,8 @@ from weightctl.formats.huggingface import companions
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.files import is_file
 from weightctl.system.allocator import keep_memory
+from weightctl.system.threads import thread_count
+from weightctl.text.wording import pluralize
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify_request
 from weightctl.verify.report import check_targets, make_document, write
@@ -28,7 +31,7 @@ from weightctl.verify.subject import Subject, require_there
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.verify.results import Report
 
@@ -38,6 +41,9 @@ _LIMITS = "Limits"
 _CHECKS = ", ".join(CHECKS)
 _SUCH_AS = {"--max-ppl": "20", "--max-kld": "0.05", "--max-rmse": "0.1"}
 
+
+# Runs of fewer seconds are not announced.
+_SHORT = 10
 
 app = typer.Typer(add_completion=False)
 
@@ -100,6 +106,8 @@ def verify(
     if reports:
         check_targets(reports, _inputs(request), force=force)
     keep_memory()
+    if sys.stderr.isatty() and "forward" in {*(checks or CHECKS)} - {*(skip or ())}:
+        show_notes(_announce(request), quiet=quiet)
     with stages_bar(quiet=quiet) as progress:
         report = verify_request(
             replace(request, progress=progress),
@@ -113,6 +121,16 @@ def verify(
     _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)
     if report.problems or report.differences or _in_vain(report, checks):
         raise typer.Exit(1)
+
+
+def _announce(request: Request) -> Iterator[str]:
+    seconds = request.estimate_seconds() or 0
+    if seconds > _SHORT:
+        about = f"{seconds / 60:,.0f} minutes" if seconds > 2 * 60 else f"{seconds:.0f} s"
+        yield (
+            f"running the model takes about {about} on {pluralize(thread_count(None), 'core')}, or "
+            "less if it is a mixture of experts; --skip forward leaves it out"
+        )
 
 
 def _require_limits(limits: Mapping[str, float | None]) -> None:
