@@ -971,7 +971,7 @@ def test_an_unknown_suffix_asks_for_the_format(tmp_path: Path) -> None:
 def test_gguf_is_not_a_directory(tmp_path: Path) -> None:
     done = weightctl("convert", TINY, f"{tmp_path}/out/", "--to", "gguf")
     assert done.returncode == 2
-    assert "model.gguf" in done.stderr
+    assert "out.gguf" in done.stderr
 
 
 # LoRA adapters

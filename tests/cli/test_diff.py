@@ -81,6 +81,7 @@ def test_tensors_of_one_side_and_other_shapes_are_shown(tmp_path: Path) -> None:
         "~ b  3 -> 4  F32 -> BF16",
         "+ c       5  F32",
         "",
+        "--hash and --values compare bytes and values",
         "3 of 3 tensors differ: 1 only in A, 1 only in B, 1 in shape, 1 in encoding",
     ]
     found = differences(weightctl("diff", one, other, "--json"))

@@ -142,7 +142,7 @@ def read_adapter(weights: Checkpoint, where: str = "") -> LoraAdapter:
         raise ConversionError(
             f"{where} is {what}",
             hint="an adapter is a directory with adapter_config.json and adapter_model.safetensors,"
-            " or a file with pairs of matrices such as lora_A and lora_B",
+            " or a file with pairs of matrices such as lora_A and lora_B; the model comes first",
         )
     _refuse_other_kinds(document, where)
     parts: dict[str, dict[str, str]] = {}

@@ -180,7 +180,7 @@ def _is_path(argument: str) -> bool:
     """Whether an argument is a path, existing or misspelled, and not a command or an option."""
     if argument in COMMANDS or argument.startswith("-"):
         return False
-    return "/" in argument or "." in argument or os.path.lexists(argument)
+    return not {"/", ".", ":"}.isdisjoint(argument) or os.path.lexists(argument)
 
 
 app = typer.Typer(

@@ -24,6 +24,7 @@ from weightctl.cli.stored import hash_tensors
 from weightctl.errors import WeightctlError
 from weightctl.inspection.contents import label, read_contents
 from weightctl.inspection.diff import compare_contents, refuse_both, refuse_nothing
+from weightctl.storage.files import name_model
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.weights.nodes import build_tree
@@ -102,7 +103,8 @@ def diff(
     if as_json:
         show_document(replace(compared, patch=written))
     elif not quiet:
-        titles = (f"A: {first} ({ours.title(first)})", f"B: {second} ({theirs.title(second)})")
+        sides = (("A", first, ours), ("B", second, theirs))
+        titles = [f"{side}: {name_model(path)} ({c.title(path)})" for side, path, c in sides]
         show_lines([[Cell(printable(title), "bold")] for title in titles])
         _show_differences(found)
         show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
@@ -171,10 +173,10 @@ def _summarize(found: Comparison, *, hashes: bool) -> list[str]:
     total = pluralize(found.names, "tensor")
     differences = found.differences.values()
     alike = summarize_changes(found.layers or (), found.recoded)
+    is_whole = hashes or found.layers is not None
+    hint = "" if is_whole else "--hash and --values compare bytes and values"
     if not differences and not alike:
-        is_whole = hashes or found.layers is not None
-        hint = "" if is_whole else "; --hash and --values compare bytes and values"
-        return [f"{total}, no difference{hint}"]
+        return ["; ".join(filter(None, (f"{total}, no difference", hint)))]
     counts = {
         "only in A": sum(each.second is None for each in differences),
         "only in B": sum(each.first is None for each in differences),
@@ -184,7 +186,7 @@ def _summarize(found: Comparison, *, hashes: bool) -> list[str]:
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     verb = "differs" if len(differences) == 1 else "differ"
     summary = f"{len(differences):,} of {total} {verb}: {parts}" if differences else ""
-    return [*filter(None, (summary, alike))]
+    return [*filter(None, (hint, summary, alike))]
 
 
 # Patches, as `weightctl diff --patch` writes and describes them.

@@ -70,6 +70,7 @@ def edit(
         dry_run=True,
     )
     show_notes(header_of(edited.plan.weights).notes, quiet=quiet)
+    show_notes(_note_similar_keys(edited), quiet=quiet)
     if not dry_run:
         total = edited.moved_bytes
         with long_bar(total, "writing", quiet=quiet) as advance:
@@ -78,6 +79,18 @@ def edit(
         show_document(_document(path, edited))
     elif not quiet:
         show_lines(_summary(path, edited))
+
+
+def _note_similar_keys(edited: Edited) -> Iterator[str]:
+    """Yield a note on each new metadata key that is similar to a key of the model."""
+    import difflib
+
+    known = header_of(edited.plan.weights).metadata
+    for key in edited.changes.values:
+        near = [each for each in known if each.endswith(f".{key}")]
+        near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+        if near and key not in known:
+            yield f"`{printable(key)}` is a new key; did you mean `{printable(near[0])}`?"
 
 
 def _summary(path: str, edited: Edited) -> list[list[Cell]]:

@@ -237,11 +237,15 @@ def _show(path: str, weights: Checkpoint, asked: ListChoices, before: TrafficCou
 
 def _show_fit(path: str, contents: Contents, asked: ListChoices, fit: FitResult) -> None:
     from weightctl.cli.overview import summary
+    from weightctl.inspection.details import read_details
 
     if not asked.quiet:
         show_lines([*summary(path, contents), []])
     show_lines(fit.list_lines())
     show_table(fit.list_rows())
+    trained, context = read_details(contents).context_length, fit.estimate.options.context
+    if trained is not None and context > trained and not asked.quiet:
+        note(f"the model is made for {trained:,} tokens, and the context has {context:,}")
 
 
 def _show_text(path: str, weights: Checkpoint, asked: ListChoices) -> None:

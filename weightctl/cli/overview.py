@@ -14,6 +14,7 @@ from weightctl.cli.render import (
 )
 from weightctl.inspection.contents import Contents, find_alignment, kind, label
 from weightctl.inspection.details import read_details
+from weightctl.storage.files import name_model
 from weightctl.text.sizes import format_count, format_size
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import pluralize, printable
@@ -45,7 +46,10 @@ _OMEGACONF = "omegaconf."
 
 def summary(path: str, contents: Contents) -> list[list[Cell]]:
     """Return the lines of the summary: title, amounts, encodings and details."""
-    title = [Cell(printable(path), "bold"), Cell(f": {printable(contents.title(path))}")]
+    title = [
+        Cell(printable(name_model(path)), "bold"),
+        Cell(f": {printable(contents.title(path))}"),
+    ]
     lines = [title, [Cell(_amounts(contents))]]
     by_kind = contents.totals.by_kind
     if len(by_kind) > 1:

@@ -11,6 +11,7 @@ from weightctl.formats import format_by_suffix, list_formats, list_written_forma
 from weightctl.plan.scheme_names import find_scheme
 from weightctl.plan.type_names import block_types, list_recipes, plain_types
 from weightctl.schemes import WRITTEN
+from weightctl.storage.local_models import name_blob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,9 @@ def _name_model(path: str) -> str | None:
     if cached is not None and not cached["file"]:
         return cached["name"]
     base = os.path.basename(os.path.abspath(path) if "://" not in path else path.rstrip("/"))
-    if _BLOB.fullmatch(base) or not base:
+    if _BLOB.fullmatch(base):
+        return name_blob(path).rpartition("/")[2].replace(":", "-") or None
+    if not base:
         return None
     is_file = format_by_suffix(base) is not None and not os.path.isdir(path)
     stem = os.path.splitext(base)[0] if is_file else base

@@ -26,6 +26,7 @@ from weightctl.formats.open.opening import open_weights
 from weightctl.inspection.contents import Contents
 from weightctl.text.patterns import PATTERN, select_names
 from weightctl.text.wording import pluralize
+from weightctl.weights.nodes import natural
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -96,12 +97,12 @@ def _list_names(contents: Contents, name: str) -> list[str]:
     known = {*contents.entries, *contents.tensors, *contents.aliases}
     if name in known or not PATTERN.intersection(name):
         return [name]
-    found = select_names(contents.entries, [name]) or sorted(select_names(known, [name]))
+    found = select_names(contents.entries, [name]) or select_names(known, [name])
     if not found:
         raise WeightctlError(
             f"no tensor matches `{name}`", hint="`weightctl ls --flat` lists the names"
         )
-    return found
+    return sorted(found, key=natural)
 
 
 def _describe(info: TensorInfo) -> tuple[Cell, Cell]:
@@ -127,7 +128,7 @@ def _find_tensor(contents: Contents, name: str) -> ReadableTensor:
 
         near = get_close_matches(name, [*contents.entries, *contents.tensors], 1)
         hint = f"did you mean `{near[0]}`? " if near else ""
-        if not near and (within := [each for each in contents.entries if name in each]):
+        if within := [each for each in contents.entries if name in each]:
             hint = f"`*{name}*` matches {pluralize(len(within), 'tensor')}; "
         raise WeightctlError(
             f"there is no tensor `{name}`", hint=f"{hint}`weightctl ls --flat` lists the names"

@@ -70,6 +70,9 @@ def explain_call_error(error: Any, command: str) -> WeightctlError:
         return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
     if param.param_type_name == "argument":
         describe(error.ctx.command)  # with the name that help pages use
+    if not error.message and param.nargs == -1:
+        # A last argument was taken for the output, which follows any number of these.
+        param = ctx.command.params[[each.nargs for each in ctx.command.params].index(-1) + 1]
     name = param.opts[-1] if param.param_type_name == "option" else argument_name(param)
     name = name.strip("[]").removesuffix("...")
     if not error.message:

@@ -29,6 +29,15 @@ def locate_model(text: str) -> str:
     return find_model(text)
 
 
+def name_model(path: str) -> str:
+    """Return the name of a model of Ollama, whose files have none; otherwise the path."""
+    if not os.path.basename(path).startswith("sha256-"):
+        return path
+    from weightctl.storage.local_models import name_blob  # only for these files
+
+    return name_blob(path) or path
+
+
 def open_reader(path: str, *, as_stored: bool = False) -> Reader:
     """Open the file at a path or URL for reading; raises `FormatError` if it cannot be opened.
 

@@ -28,6 +28,7 @@ _PAGE = re.compile(
 )
 _NOT_MODELS = {"datasets", "spaces", "docs", "blog", "papers", "collections", "api"}
 _REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<path>[^:]+))?")
+_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?(?::[\w.-]+)?")
 # Of a reference to a model of Ollama, only the name is required.
 _REFERENCE = re.compile(r"(?:ollama://)?(?P<path>[\w.-]+(?:/[\w.-]+)*)(?::(?P<tag>[\w.-]+))?")
 _REGISTRY, _LIBRARY, _LATEST = "registry.ollama.ai", "library", "latest"
@@ -85,6 +86,19 @@ def list_local_models() -> Iterator[LocalModel]:
                 path = os.path.join(root, publisher, name)
                 if os.path.isdir(path):
                     yield LocalModel(f"{publisher}/{name}", "LM Studio", path)
+
+
+def hint_for_name(text: str) -> str:
+    """Return a hint with the first name of a model that contains a text; empty if none does."""
+    names = (model.name for model in list_local_models()) if _NAME.fullmatch(text) else ()
+    near = next((name for name in names if text.lower() in name.lower()), "")
+    return f"did you mean `{near}`? `weightctl ls` lists the models on this machine" if near else ""
+
+
+def name_blob(path: str) -> str:
+    """Return the name of the model of Ollama that is at a path; empty if there is none."""
+    store = os.path.dirname(os.path.dirname(os.path.abspath(path)))
+    return next((each.name for each in _list_ollama_models(store) if each.path == path), "")
 
 
 # The cache of the Hugging Face Hub.

@@ -195,7 +195,7 @@ def hint_for_missing(text: str) -> str:
     if scheme == "hf" and colon:
         return f"did you mean `hf://{rest.lstrip('/')}`?"
     if colon and _is_repository_word(scheme) and _is_repository_word(rest):
-        return "check the path; `ollama list` shows the models that Ollama has on this machine"
+        return "check the name; `weightctl ls` lists the models on this machine"
     owner, _, name = text.partition("/")
     is_repository = all(map(_is_repository_word, (owner, name)))
     if not is_repository or os.path.lexists(owner):

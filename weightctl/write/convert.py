@@ -369,8 +369,8 @@ def _target(
     if out is None and mmproj is None:
         raise ConversionError(
             "OUT is missing",
-            hint="usage: `weightctl convert MODEL OUT`, or only --mmproj FILE (mmproj=FILE in "
-            "Python); `weightctl convert --help` describes the options",
+            hint="usage: `weightctl convert MODEL OUT`; with --quant or --to gguf, OUT can be left "
+            "out; `weightctl convert --help` describes the options",
         )
     return target(os.fspath(out or mmproj or ""), to, options)
 

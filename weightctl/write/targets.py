@@ -142,9 +142,15 @@ def target(
     if line.in_directory is None:
         raise ConversionError(
             f"{path}: {chosen} output is a file, not a directory",
-            hint=f"write to {os.path.join(stem, 'model' + line.suffix)}",
+            hint=f"write to {_name_file(stem, line.suffix, is_inside=is_inside)}",
         )
     return Target(stem, chosen, line.in_directory, commit=commit)
+
+
+def _name_file(stem: str, suffix: str, *, is_inside: bool) -> str:
+    """Return the path of a file in a repository or an existing directory, or else beside it."""
+    is_there = not is_inside or is_directory(stem)
+    return os.path.join(stem, "model" + suffix) if is_there else stem + suffix
 
 
 def refuse_place(url: str) -> str:

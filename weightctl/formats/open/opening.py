@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
-from weightctl.errors import ArgumentTypeError, ConversionError, FormatError
+from weightctl.errors import ArgumentTypeError, ConversionError, FormatError, MissingFileError
 from weightctl.formats import format_module
 from weightctl.formats.open.parts import open_files
 from weightctl.formats.sharded.opening import manifest_at, note_of_part, open_sharded
@@ -156,7 +156,13 @@ def open_weights(
     training = open_training(where, format_name)
     if training is not None:
         return Checkpoint(training)
-    header, files = open_files(where, format_name, partial=partial)
+    try:
+        header, files = open_files(where, format_name, partial=partial)
+    except MissingFileError as error:
+        from weightctl.storage.local_models import hint_for_name  # only on an error
+
+        error.hint = (hint_for_name(where) if error.path == where else "") or error.hint
+        raise
     if note := note_of_part(header.files):
         header = header._replace(notes=(*header.notes, note))
     return Checkpoint(FileSource(header, files))

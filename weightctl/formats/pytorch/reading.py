@@ -288,7 +288,9 @@ def _notes(tree: Tree) -> Iterator[str]:
         count = sum(unknown.values())
         noun = "an object" if count == 1 else f"{count} objects"
         classes = "a class" if len(unknown) == 1 else "classes"
-        yield f"{noun} of {classes} that weightctl does not import: {_few([*unknown])}"
+        verb = "is" if count == 1 else "are"
+        what = f"{noun} of {classes} that weightctl does not import {verb} not read"
+        yield f"{what}: {_few([*unknown])}"
     if tree.divided:
         yield f"tensors that are not dense are read as their parts: {_few(tree.divided)}"
     if tree.unread:
