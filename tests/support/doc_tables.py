@@ -55,7 +55,8 @@ def list_rules() -> str:
 
 
 def _capitalize(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    is_file = re.match(r"\S+\.(json|jinja)", text)
+    return f"{text[:1] if is_file else text[:1].upper()}{text[1:]}." if text else ""
 
 
 # What docs/verify.md and `schemas/verify.json` say of the tables of checks and causes.

@@ -112,7 +112,7 @@ def _summarize(checked: Checked, *, fix: bool, dry_run: bool) -> str:
             f"{pluralize(files, 'file')}{left}"
         )
     if not count:
-        return f"{head}: no findings ({len(RULES)} rules)"
+        return f"{head}: no findings ({len(RULES)} rules; verify checks the values)"
     fixable = sum(bool(each.changes) for each in checked.findings)
     with_fix = f"; --fix corrects {fixable}" if fixable else ""
     return f"{head}: {pluralize(count, 'finding')}{with_fix}"

@@ -8,6 +8,7 @@ import re
 from contextlib import suppress
 from enum import Enum
 from glob import escape, glob
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -287,6 +288,21 @@ def parse_tokens(written: str) -> tuple[int, ...]:
             hint="write numbers with commas: --tokens 1,42,7",
         )
     return tuple(map(int, numbers))
+
+
+def parse_share(written: str) -> float:
+    """Return the number in a text such as `0.08` or `8%`.
+
+    Raises `BadParameter` of Typer if the text is not a number, or above 1.
+    """
+    number, sign, _ = written.strip().partition("%")
+    try:
+        share = float(number) / (100 if sign else 1)
+    except ValueError:
+        share = inf
+    if share > 1:
+        raise typer.BadParameter(f"`{written}` is not a number between 0 and 1: write 0.08, or 8%")
+    return share
 
 
 def text_of(path: str) -> str:

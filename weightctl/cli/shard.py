@@ -223,7 +223,7 @@ def make_grid(axes: Mapping[str, str | int | None]) -> Grid:
         raise ConversionError(
             "the number of ranks is missing",
             hint="use --tp N to split layers, --ep N to distribute experts, --pp N for pipeline "
-            "stages; --tp auto lists which N work",
+            "stages; --tp auto lists which N work; --gather joins shards",
         )
     numbers = {name: "1" if value is None else str(value) for name, value in axes.items()}
     for name, text in numbers.items():

@@ -57,7 +57,8 @@ def explain_call_error(error: Any, command: str) -> WeightctlError:
     if option is not None and hasattr(error, "possibilities"):
         near = [f"`{each}`" for each in error.possibilities or ()]
         question = f"did you mean {' or '.join(near)}? " if near else ""
-        if meant := _read_meanings("options").get(option):
+        is_longer = any(option.startswith(each) for each in error.possibilities or ())
+        if (meant := _read_meanings("options").get(option)) and not is_longer:
             question = f"{meant}; "
         return WeightctlError(f"{path} has no option `{option}`", hint=question + help_hint)
     if extra := _EXTRA.fullmatch(error.message):
@@ -70,7 +71,7 @@ def explain_call_error(error: Any, command: str) -> WeightctlError:
         return WeightctlError(_lower_first(error.format_message()), hint=help_hint)
     if param.param_type_name == "argument":
         describe(error.ctx.command)  # with the name that help pages use
-    if not error.message and param.nargs == -1:
+    if ctx is not None and not error.message and param.nargs == -1:
         # A last argument was taken for the output, which follows any number of these.
         param = ctx.command.params[[each.nargs for each in ctx.command.params].index(-1) + 1]
     name = param.opts[-1] if param.param_type_name == "option" else argument_name(param)

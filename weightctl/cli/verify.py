@@ -65,7 +65,7 @@ def verify(
     layers: str | None = None,
     max_perplexity: Annotated[float | None, typer.Option("--max-ppl")] = None,
     max_divergence: Annotated[float | None, typer.Option("--max-kld")] = None,
-    max_rmse: float | None = None,
+    max_rmse: Annotated[float | None, typer.Option(parser=options.parse_share)] = None,
     reports: Annotated[
         list[str] | None, typer.Option("--report", callback=options.locate_local)
     ] = None,

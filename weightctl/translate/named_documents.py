@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.errors import ArchitectureError, ArgumentTypeError, ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG
 from weightctl.plan.rename import rename_all
@@ -34,11 +34,19 @@ def name_documents(
 ) -> Checkpoint:
     """Return a tree that is described by the config and the tokenizer in other directories.
 
-    Each is the path of a directory, or of a file in it. Raises `ConversionError` if a directory
-    does not have them, or if the tree is a GGUF file, which states them itself.
+    Each is the path of a directory, or of a file in it. Raises `ArgumentTypeError` if it is not,
+    and `ConversionError` if a directory does not have them, or if the tree is a GGUF file, which
+    states them itself.
     """
     if config is None and tokenizer is None:
         return weights
+    for name, given in (("config", config), ("tokenizer", tokenizer)):
+        if not isinstance(given, str | os.PathLike | None):
+            raise ArgumentTypeError(
+                f"{name} is a path, not a {type(given).__name__}",
+                hint="`weightctl.to_gguf(model, OUT, tokenizer=...)` and `to_directory` take a "
+                "model of transformers with its tokenizer",
+            )
     header = header_of(weights)
     if weights.name:
         raise ConversionError(

@@ -269,7 +269,7 @@ def _native(weights: Checkpoint, format_name: str, names: Names) -> NamingConven
 def _refuse_model_without_config(weights: Checkpoint) -> None:
     """Raise `ConversionError` for a language model in files that do not state its family."""
     header = header_of(weights)
-    if header.format == "gguf" or not header.files:
+    if header.format == "gguf":
         return
     from weightctl.families.nearest import describe_nearest
 

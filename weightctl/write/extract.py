@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError
+from weightctl.formats import format_by_suffix
 from weightctl.formats.huggingface import ADAPTER_CONFIG
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan
@@ -77,6 +78,12 @@ def extract(
 
     if rank < 1:
         raise ConversionError(f"the rank must be at least 1, not {rank}")
+    if format_by_suffix(os.fspath(out)):
+        raise ConversionError(
+            f"{out} has the suffix of a file, and the adapter is a directory",
+            hint="use a path without a suffix; `weightctl convert ADAPTER adapter.gguf --base "
+            "MODEL` then writes a file for llama.cpp",
+        )
     where = Target(os.fspath(out).rstrip("/"), "safetensors", "adapter_model.safetensors")
     models = [
         dequantize_weights(open_weights(path), in_blocks=False, keeps_shapes=True)

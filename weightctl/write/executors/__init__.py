@@ -115,7 +115,9 @@ def hold_executor(on: str | Executor) -> Generator[Executor, None, None]:
         forms = [f"{name}:{each.address}".rstrip(":") for name, each in EXECUTORS.items()]
         raise ConversionError(
             f"`{on}` is not an executor",
-            hint=f"choices: {', '.join(forms)}",
+            hint=f"for {on} processes on this machine, use processes:{on}"
+            if on.isdecimal()
+            else f"choices: {', '.join(forms)}",
         )
     if not line.start:
         raise ConversionError(
