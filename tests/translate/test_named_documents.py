@@ -14,7 +14,7 @@ from commands import run_command as weightctl
 from each import each
 from lazy import torch
 from weightctl import convert, open_weights
-from weightctl.errors import ArchitectureError, ConversionError
+from weightctl.errors import ArchitectureError, ArgumentTypeError, ConversionError
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -130,6 +130,19 @@ def test_tensors_in_memory_get_the_config_and_the_tokenizer_of_two_directories(
         "model.safetensors",
         *(path.name for directory in (config, tokenizer) for path in directory.iterdir()),
     }
+
+
+def test_a_state_dict_without_a_config_does_not_become_a_gguf(
+    state: Mapping[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConversionError, match=r"no config\.json states its family") as caught:
+        convert(dict(state), tmp_path / "out.gguf")
+    assert "config in Python" in caught.value.hint
+    given: Any = object()
+    with pytest.raises(ArgumentTypeError, match="tokenizer is a path, not a object") as refused:
+        convert(dict(state), tmp_path / "out.gguf", config=TINY, tokenizer=given)
+    assert "weightctl.to_gguf" in refused.value.hint
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_tensors_beside_the_model_are_an_error_that_names_only_them(

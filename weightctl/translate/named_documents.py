@@ -40,13 +40,8 @@ def name_documents(
     """
     if config is None and tokenizer is None:
         return weights
-    for name, given in (("config", config), ("tokenizer", tokenizer)):
-        if not isinstance(given, str | os.PathLike | None):
-            raise ArgumentTypeError(
-                f"{name} is a path, not a {type(given).__name__}",
-                hint="`weightctl.to_gguf(model, OUT, tokenizer=...)` and `to_directory` take a "
-                "model of transformers with its tokenizer",
-            )
+    _require_path("config", config)
+    _require_path("tokenizer", tokenizer)
     header = header_of(weights)
     if weights.name:
         raise ConversionError(
@@ -68,6 +63,15 @@ def name_documents(
     tensors = {name: tensor_of(source, name) for name in header.tensors}
     made = Derived(source, tensors, header.metadata, header.aliases, documents=documents)
     return Checkpoint(made)
+
+
+def _require_path(name: str, given: object) -> None:
+    if not isinstance(given, str | os.PathLike | None):
+        raise ArgumentTypeError(
+            f"{name} is a path, not a {type(given).__name__}",
+            hint="`weightctl.to_gguf(model, OUT, tokenizer=...)` and `to_directory` take a "
+            "model of transformers with its tokenizer",
+        )
 
 
 def _find_directory(given: str, names: Sequence[str], what: str) -> str:
