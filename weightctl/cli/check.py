@@ -47,7 +47,7 @@ def check(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check the files of a model against rules, and correct what can be corrected safely.
+    """Check config, tokenizer and files of a model against rules, and correct what is safe.
 
     The rules are about the weights, the index, config.json, generation_config.json, the tokenizer,
     chat templates, the model card, and adapter_config.json. They include the checks 'structure' and

@@ -65,7 +65,7 @@ def diff(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare the tensors of two checkpoints: names, shapes and types.
+    """Compare the tensors of two checkpoints: names, shapes and types; with --values, values.
 
     The formats may differ. Tensors are paired by name. If one checkpoint has Hugging Face names and
     the other has GGUF names, the names are translated before pairing. This requires a supported

@@ -128,7 +128,7 @@ def ls(
     source_format: options.From = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """List the contents of checkpoints: tensors, shapes, types and sizes.
+    """List what is in checkpoints: tensors, shapes, types, sizes; or the models on this machine.
 
     Without MODEL, list the models on this machine: in the cache of Hugging Face, in Ollama, in LM
     Studio, and in the current directory. A directory with several models is listed like this, too.

@@ -77,7 +77,7 @@ def verify(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check that a checkpoint works, and report what is wrong with it.
+    """Check the values of a checkpoint, run it, and report what is wrong with it.
 
     The checks cover the files, every tensor value, the tensor names and the metadata. Then the
     model runs on a sample text; this step requires torch.
