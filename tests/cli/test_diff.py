@@ -185,6 +185,8 @@ def test_names_with_a_prefix_are_paired_without_it(values: bool) -> None:
             ("layers.3.weight", None if of == "B" else "layers.3.weight"): (),
             ("module.step", "module.step" if of == "B" else None): (),
         }
+    both = {**wrapped, "layers.2.weight": np.ones((2, 3), "f4")}
+    assert "prefix" not in diff(stored, both, hashes=not values, values=values).paired
     part = diff(stored, wrapped, include="*.2.*", hashes=True)
     assert [each.second_name for each in part.differences] == ["module.layers.2.weight"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,10 +31,13 @@ from weightctl.weights.nodes import natural
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import TensorInfo
+    from weightctl.weights.tree import Checkpoint
 
 # The columns of a line if stdout is not a terminal.
 _WIDTH = 100
@@ -72,13 +76,14 @@ def show(
     from weightctl.values import parse_selection, read_selection
 
     names = _list_names(contents, name)
+    decoded = cache(partial(_decode, contents))
     if npy is not None and len(names) > 1:
         raise WeightctlError(
             f"{len(names)} tensors match `{name}`, and --npy writes one",
             hint=f"`weightctl convert {path} tensors.npz --include '{name}'` writes several",
         )
     for each in names:
-        tensor = _find_tensor(contents, each)
+        tensor = _find_tensor(contents, each, decoded)
         values = read_selection(tensor, parse_selection(index, tensor.info.shape))
         if npy is not None:
             _write_npy(npy, values, force=force)
@@ -109,18 +114,26 @@ def _describe(info: TensorInfo) -> tuple[Cell, Cell]:
     return make_shape_cells(info.shape, info.encoding.name)
 
 
-def _find_tensor(contents: Contents, name: str) -> ReadableTensor:
+def _decode(contents: Contents) -> Checkpoint:
+    """Return a tree with the weights that schemes store in several tensors."""
+    from weightctl.schemes.dequantize import dequantize_weights
+
+    return dequantize_weights(contents.weights, in_blocks=False, keeps_shapes=True)
+
+
+def _find_tensor(
+    contents: Contents, name: str, decoded: Callable[[], Checkpoint]
+) -> ReadableTensor:
     """Return a tensor, also if it is stored in several tensors or has several names.
 
     Raises `WeightctlError` if there is none of this name, or its encoding is not supported.
     """
-    from weightctl.schemes.dequantize import dequantize_weights
     from weightctl.weights.derived import tensor_of
     from weightctl.weights.readable import refuse_unknown
 
     weights = contents.weights
     if name not in contents.tensors and name not in contents.aliases:
-        weights = dequantize_weights(weights, in_blocks=False, keeps_shapes=True)
+        weights = decoded()
     header = header_of(weights)
     found = header.aliases.get(name, name)
     if found not in header.tensors:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from glob import escape
 from typing import TYPE_CHECKING
 
 from weightctl.inspection.contents import Contents
-from weightctl.plan.rename import make_renaming, rename
+from weightctl.plan.rename import rename_all
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -21,10 +20,11 @@ _SAMPLED = 20
 def find_prefix(first: Contents, second: Contents) -> tuple[int, str] | None:
     """Return the checkpoint (0 or 1) that has a prefix before the other's names, and the prefix.
 
-    Without it, at least half of the smaller checkpoint's names are also in the other. Returns None
-    if no prefix does this.
+    Without it, at least half of the smaller checkpoint's names are also in the other, and all names
+    are still different. Returns None if no prefix does this.
     """
-    names = [{*header_of(each.weights).tensors} for each in (first, second)]
+    headers = [header_of(each.weights) for each in (first, second)]
+    names = [{*header.tensors, *header.aliases} for header in headers]
     if 2 * len(names[0] & names[1]) >= min(map(len, names)):
         return None
     for side, other in ((1, 0), (0, 1)):
@@ -37,17 +37,17 @@ def find_prefix(first: Contents, second: Contents) -> tuple[int, str] | None:
         )
         for prefix, _ in found.most_common(1):
             shared = sum(f"{prefix}{name}" in names[side] for name in names[other])
-            if 2 * shared >= min(map(len, names)):
+            without = {name.removeprefix(prefix) for name in names[side]}
+            if 2 * shared >= min(map(len, names)) and len(without) == len(names[side]):
                 return side, prefix
     return None
 
 
 def drop_prefix(contents: Contents, prefix: str) -> Contents:
-    """Return the listed tensors with names that do not have a prefix.
-
-    Raises `ConversionError` if two tensors would get the same name.
-    """
-    renamed = rename(contents.weights, [make_renaming(f"^{re.escape(prefix)}", "")])
+    """Return the listed tensors with names that do not have a prefix."""
+    header = header_of(contents.weights)
+    names = {name: name.removeprefix(prefix) for name in (*header.tensors, *header.aliases)}
+    renamed = rename_all(contents.weights, names)
     if len(contents.entries) == contents.count:
         return Contents(renamed)
     listed = [*contents.entries, *contents.tensors, *contents.aliases]

@@ -268,8 +268,9 @@ def _find_commit(url: str, place: HubPath) -> HubCommit:
     """Return the commit that the Hub has, or the one in the cache if the Hub does not answer."""
     if offline_variable():
         return _read_commit(url, place)
-    commit = find_commit(find_repository(place.repository), place.revision)
-    if not commit or _read_commit(url, place).find(place.path) is None:
+    is_there = find_commit(find_repository(place.repository), place.revision)
+    cached = _read_commit(url, place) if is_there else None
+    if cached is None or cached.find(place.path) is None:
         return _request_commit(url, place)
     answers: list[HubCommit | Exception] = []
 
@@ -292,11 +293,11 @@ def _find_commit(url: str, place: HubPath) -> HubCommit:
     reason = f"did not answer within {_PATIENCE:g} seconds" if answer is None else "was not reached"
     warnings.warn(
         f"{url}: the Hugging Face Hub {reason}; the model is read from the cache, at commit "
-        f"{commit[:7]}, which may not be the newest",
+        f"{cached.commit[:7]}, which may not be the newest",
         SourceWarning,
         stacklevel=2,
     )
-    return _read_commit(url, place)
+    return cached
 
 
 def _read_commit(url: str, place: HubPath) -> HubCommit:
