@@ -622,6 +622,29 @@ def test_what_is_included_and_excluded_is_called_as_in_the_output(tmp_path: Path
 # Renaming
 
 
+def test_a_substitution_of_sed_is_answered_with_the_rule(tmp_path: Path) -> None:
+    done = weightctl("convert", TINY, tmp_path / "out", "--rename", "s/^model/net/g")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: `--rename s/^model/net/g` is not a rule `REGEX=NEW`\n"
+        "hint: write --rename '^model=net'\n"
+    )
+
+
+def test_the_number_of_renamed_tensors_is_stated(tmp_path: Path) -> None:
+    done = weightctl("convert", TINY, tmp_path / "out.safetensors", "--rename", "^model=net")
+    line = "29 tensors renamed: `model.embed_tokens.weight` is `net.embed_tokens.weight` ..."
+    assert line in done.stdout.splitlines()
+
+
+def test_the_shard_of_one_rank_is_not_a_whole_model(tmp_path: Path) -> None:
+    weightctl("shard", TINY, tmp_path / "ranks", "--tp", "2")
+    done = weightctl("convert", tmp_path / "ranks" / "rank-1", tmp_path / "out.gguf")
+    assert done.returncode == 2
+    assert "has only the tensors of one rank" in done.stderr
+    assert f"`weightctl shard {tmp_path / 'ranks'} OUT --gather`" in done.stderr
+
+
 def renamed_in_safetensors(model: Path, out: Path, *asked: str) -> Completed:
     return weightctl("convert", model, out, "--names", "keep", *asked)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import small_checkpoints
 from commands import run_command as weightctl
@@ -158,6 +158,18 @@ def test_tensors_of_layers_are_one_row(model: Path) -> None:
     assert "22 x 8x16" in lines[1]
     assert "1 NaN, 1 infinite, 25 % zeros" in lines[2]
     assert lines[-1] == "23 tensors, 2,820 values"
+
+
+def test_the_layers_with_values_that_are_not_finite_are_named(model: Path) -> None:
+    tensors = load_file(model)
+    for layer, value in ((3, np.nan), (7, np.inf)):
+        tensors[f"layers.{layer}.experts.1.up.weight"][2, 5] = value
+    save_file(tensors, model)
+    (line,) = [line for line in weightctl("stat", model).stderr.splitlines() if "infinite" in line]
+    assert line == (
+        "note: values that are NaN or infinite are in `layers.3.experts.1.up.weight`, "
+        "`layers.7.experts.1.up.weight`"
+    )
 
 
 def test_flat_lists_each_tensor(model: Path) -> None:

@@ -145,4 +145,4 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "tensorstore", None)
     with pytest.raises(FormatError, match="needs the package tensorstore") as raised:
         open_weights(FIXTURES / "ocdbt")
-    assert raised.value.hint == "install it: `pip install 'weightctl[orbax]'`"
+    assert raised.value.hint == "install it: `pip install 'tensorstore>=0.1.75'`"

@@ -114,6 +114,13 @@ def test_a_bar_of_ones_own_is_what_counts(tmp_path: Path) -> None:
     assert compared(tmp_path, *arrays, max_rmse=0.05).problems == ()
     (problem,) = compared(tmp_path, *arrays, max_rmse=0.01).problems
     assert "above 1 %" in problem.text
+    assert problem.hint == ""
+
+
+def test_an_error_that_is_usual_for_its_type_needs_another_type(tmp_path: Path) -> None:
+    arrays = {"w": MATRIX.astype(np.float16)}, {"w": MATRIX}
+    (problem,) = compared(tmp_path, *arrays, max_rmse=1e-6).problems
+    assert "larger type" in problem.hint
 
 
 def test_tensors_of_one_side_alone_are_problems(tmp_path: Path) -> None:

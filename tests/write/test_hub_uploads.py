@@ -458,7 +458,7 @@ def test_the_extra_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "hf_xet", None)
     error = refuse(matrices)
     assert error.message == f"writing {NEW_URL} needs the package hf_xet, which is not installed"
-    assert error.hint == "install it: `pip install 'weightctl[hub]'`"
+    assert error.hint == "install it: `pip install 'hf-xet>=1.8' 'obstore>=0.12'`"
     assert xet_hub.repositories == {}
 
 

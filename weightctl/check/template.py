@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.check.rules import RuleFinding
 from weightctl.errors import TokenizerError
 from weightctl.storage.files import is_file
+from weightctl.system.registry import name_install
 from weightctl.translate.tokenizer.files import TokenizerFiles
 from weightctl.translate.tokenizer.tokenizer_config import read_chat_templates
 
@@ -23,10 +24,7 @@ _KEY = "chat_template"
 _GGUF_KEY = "tokenizer.chat_template"
 # The longest known templates have 40,000 characters. Jinja parses five times as many in seconds.
 _LONGEST = 200_000
-_NO_JINJA = (
-    "chat templates were not parsed, because jinja2 is not installed: pip install "
-    "'weightctl[check]'"
-)
+_NO_JINJA = "chat templates were not parsed, because jinja2 is not installed"
 
 
 def find_wrong_syntax(model: CheckedModel) -> Iterator[RuleFinding]:
@@ -35,7 +33,7 @@ def find_wrong_syntax(model: CheckedModel) -> Iterator[RuleFinding]:
         try:
             parse = _make_parser()
         except ImportError:
-            model.notes.append(_NO_JINJA)
+            model.notes.append(f"{_NO_JINJA}: {name_install('check')}")
             return
         if reason := parse(template):
             yield RuleFinding(path=path, where=where, text=reason)

@@ -17,6 +17,7 @@ from weightctl.cli.costs import (
 )
 from weightctl.cli.render import Cell, make_shape_cells, note
 from weightctl.errors import OutputError
+from weightctl.plan.plan import is_renamed
 from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
 from weightctl.text.sizes import format_size
@@ -164,6 +165,7 @@ def describe_other_files(names: Iterable[str], where: str = "") -> str:
 def _describe_plan(plan: Plan) -> Iterator[str]:
     """Yield lines on what a plan does with types: changes, recipe and schemes."""
     yield from [plan.translation] if plan.translation else []
+    yield from _describe_renamed(plan)
     for change, count in Counter(_change(item) for item in plan.items if not item.weight).items():
         yield f"{count} x {change}"
     if left := len(plan.source.header.tensors) - len(plan.items):
@@ -182,6 +184,15 @@ def _describe_plan(plan: Plan) -> Iterator[str]:
             f"{pluralize(len(weights), 'weight')} stored as {scheme}: "
             f"{pluralize(len(stored), 'tensor')}, {nbytes}"
         )
+
+
+def _describe_renamed(plan: Plan) -> Iterator[str]:
+    """Yield the number of renamed tensors and an example, unless a translation renames them."""
+    renamed = [] if plan.translation else [item for item in plan.items if is_renamed(item)]
+    if renamed:
+        before, after = renamed[0].sources[0].name, renamed[0].info.name
+        example = f"`{printable(before)}` is `{printable(after)}`"
+        yield f"{pluralize(len(renamed), 'tensor')} renamed: {example}{' ...' * (len(renamed) > 1)}"
 
 
 def _change(item: Item) -> str:

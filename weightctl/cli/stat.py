@@ -24,7 +24,7 @@ from weightctl.cli.render import (
 )
 from weightctl.inspection.contents import Contents, read_contents
 from weightctl.inspection.statistics import describe_rows, list_tensors, measure
-from weightctl.text.wording import pluralize
+from weightctl.text.wording import join_names, pluralize, printable
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
     from weightctl.inspection.statistics import MeasuredRow
     from weightctl.values import Statistics
+
+# At most this number of tensors with values that are not finite are named.
+_MOST_NAMED = 8
 
 app = typer.Typer(add_completion=False)
 
@@ -187,6 +190,9 @@ def _show_totals(measured: Sequence[MeasuredRow], skipped: Sequence[str], *, qui
     tensors = sum(len(each.infos) for each in measured)
     values = sum(each.found.size for each in measured)
     show_lines([[], [Cell(f"{pluralize(tensors, 'tensor')}, {pluralize(values, 'value')}")]])
+    if nonfinite := [name for each in measured if len(each.infos) > 1 for name in each.nonfinite]:
+        names = join_names([f"`{printable(name)}`" for name in nonfinite], _MOST_NAMED)
+        note(f"values that are NaN or infinite are in {names}")
     if skipped:
         verb = "has" if len(skipped) == 1 else "have"
         note(f"{pluralize(len(skipped), 'tensor')} {verb} no floating-point values: not measured")

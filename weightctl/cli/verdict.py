@@ -132,7 +132,8 @@ def _summarize_result(result: Result) -> Cell:
 def _problems(problems: list[Problem], room: int | None, headline: Problem | None) -> Lines:
     """Return the lines of a check's problems.
 
-    Consecutive problems with the same text or cause share it. The headline's cause is not repeated.
+    Consecutive problems with the same text, hint or cause share it. The headline's cause is not
+    repeated.
     """
     lines: Lines = []
     left = len(problems)
@@ -140,14 +141,17 @@ def _problems(problems: list[Problem], room: int | None, headline: Problem | Non
     for cause, caused in groupby(problems, key=lambda problem: problem.cause):
         if shown == _MOST_LISTED:
             break
-        for (text, hint), group in groupby(caused, key=lambda each: (each.statement, each.hint)):
-            if shown == _MOST_LISTED:
-                break
-            alike = list(group)
-            shown += 1
-            left -= len(alike)
-            places = [printable(problem.where) for problem in alike if problem.where]
-            lines += _problem(join_names(places, _MOST_PLACES), text, hint, room)
+        for hint, hinted in groupby(caused, key=lambda problem: problem.hint):
+            for text, group in groupby(hinted, key=lambda problem: problem.statement):
+                if shown == _MOST_LISTED:
+                    break
+                alike = list(group)
+                shown += 1
+                left -= len(alike)
+                places = [printable(problem.where) for problem in alike if problem.where]
+                lines += _problem(join_names(places, _MOST_PLACES), text, room)
+            if hint:
+                lines += hung([Cell("    "), Cell("hint: ", "cyan")], hint, room)
         if cause is not None and not (headline and cause == headline.cause):
             lines += hung([Cell("    likely cause: ", "yellow")], cause.text, room)
     if left:
@@ -155,14 +159,12 @@ def _problems(problems: list[Problem], room: int | None, headline: Problem | Non
     return lines
 
 
-def _problem(places: str, text: str, hint: str, room: int | None) -> Lines:
+def _problem(places: str, text: str, room: int | None) -> Lines:
     first, *rest = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     heads = [Cell("  "), *([Cell(places, "red"), Cell(": ")] if places else [])]
     lines = _under(heads, first, room)
     for line in rest:
         lines += hung([Cell("    ")], line, room)
-    if hint:
-        lines += hung([Cell("    "), Cell("hint: ", "cyan")], hint, room)
     return lines
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from weightctl.device import CPU, DeviceRef, as_device
 from weightctl.errors import ArgumentTypeError, EngineError
+from weightctl.system.registry import name_install
 
 _ON_THE_CPU = "InferenceSession() runs on the CPU"
 
@@ -49,7 +50,7 @@ def _require_torch() -> None:
     if find_spec("torch") is None:
         raise EngineError(
             "graphs need torch, which is not installed",
-            hint="install it with: pip install 'weightctl[torch]'",
+            hint=f"install it: {name_install('torch')}",
         )
 
 

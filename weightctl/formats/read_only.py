@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.base import NO_METADATA
+from weightctl.system.registry import name_install
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,5 +58,5 @@ def require_package(package: str, path: str, what: str, extra: str) -> None:
             path,
             None,
             f"it is {what}, and reading it needs the package {package}, which is not installed",
-            hint=f"install it: `pip install 'weightctl[{extra}]'`",
+            hint=f"install it: {name_install(extra)}",
         )

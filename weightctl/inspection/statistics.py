@@ -33,7 +33,7 @@ class MeasuredRow(NamedTuple):
 
     `bins` counts the values in equal ranges from -`limit` to `limit`. `rank` is the mean effective
     rank of the tensors, or NaN if it was not estimated. `members` has the rows of single tensors,
-    if they were asked for.
+    if they were asked for. `nonfinite` has the names of tensors with values that are not finite.
     """
 
     infos: list[TensorInfo]
@@ -42,7 +42,8 @@ class MeasuredRow(NamedTuple):
     bins: list[int]
     limit: float
     rank: float
-    members: list[MeasuredRow]
+    members: Sequence[MeasuredRow] = ()
+    nonfinite: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -214,15 +215,20 @@ def measure(
             estimate_rank(each, advance) if ranks and has_rank(each) else nan for each in group
         ]
         single: list[MeasuredRow] = []
-        total = next(counts)
-        if members:
-            single.append(_row(infos[:1], label, total, found[0], []))
-        for info, rank in zip(infos[1:], found[1:], strict=True):
+        nonfinite: list[str] = []
+        total: ValueCounts | None = None
+        for info, rank in zip(infos, found, strict=True):
             each = next(counts)
+            nonfinite += [info.name] if each.has_nonfinite() else []
             if members:
-                single.append(_row([info], label, each, rank, []))
-            total.add(each)
-        yield _row(infos, label, total, sum(found) / len(found), single)
+                single.append(_row([info], label, each, rank))
+            if total is None:
+                total = each
+            else:
+                total.add(each)
+        if total is not None:
+            row = _row(infos, label, total, sum(found) / len(found))
+            yield row._replace(members=single, nonfinite=nonfinite)
 
 
 def _row(
@@ -230,7 +236,6 @@ def _row(
     label: str,
     counts: ValueCounts,
     rank: float,
-    members: list[MeasuredRow],
 ) -> MeasuredRow:
     bins, limit = counts.histogram(BINS)
-    return MeasuredRow(infos, label, counts.statistics(), bins.tolist(), limit, rank, members)
+    return MeasuredRow(infos, label, counts.statistics(), bins.tolist(), limit, rank)

@@ -162,7 +162,7 @@ class Plan:
     @property
     def names_hint(self) -> str:
         """A hint that says how to list the names that patterns apply to."""
-        if self.translation or any(map(_is_renamed, self.items)):
+        if self.translation or any(map(is_renamed, self.items)):
             return (
                 "patterns apply to the names in the output, after --rename and --names; "
                 "`--dry-run` without patterns shows them"
@@ -376,7 +376,7 @@ def _colliding(tensors: list[TensorInfo]) -> list[str]:
     return [f"{n} tensors would have the name `{name}`" for name, n in counts.items() if n > 1]
 
 
-def _is_renamed(item: Item) -> bool:
+def is_renamed(item: Item) -> bool:
     """Whether an item has another name than all stored tensors that it is computed from."""
     return bool(item.sources) and item.info.name not in {each.name for each in item.sources}
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 RenamingsLike = str | os.PathLike[str] | Mapping[str, str] | Sequence[str | os.PathLike[str]]
 
 _FORM = r"write [rename], then lines like '^encoder\.(\d+)\.' = 'bert.encoder.layer.\1.'"
+# What sed and other programs call a substitution, such as `s/^model/net/`.
+_SUBSTITUTION = re.compile(r"s(?P<mark>[/|#])(?P<pattern>.+)(?P=mark)(?P<new>.*)(?P=mark)g?")
 _INLINE = r"--rename '^encoder\.=bert.encoder.'"
 
 
@@ -61,6 +63,11 @@ def parse_renamings(given: str | os.PathLike[str]) -> tuple[Renaming, ...]:
     empty. Raises `ConversionError` if a rule or the file is invalid.
     """
     written = os.fspath(given)
+    if (substitution := _SUBSTITUTION.fullmatch(written)) and not os.path.lexists(written):
+        raise ConversionError(
+            f"`--rename {written}` is not a rule `REGEX=NEW`",
+            hint="write --rename '{pattern}={new}'".format(**substitution.groupdict()),
+        )
     if not is_inline_rule(given):
         return read_renamings(parse_location(written).name)
     expression, _, replacement = written.rpartition("=")

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.system.registry import load
+from weightctl.system.registry import load, name_install
 
 if TYPE_CHECKING:
     from weightctl.storage.base import Store
@@ -177,7 +177,7 @@ def store_of(text: str) -> Store | None:
                 text,
                 None,
                 f"{scheme}:// URLs need the package {error.name}, which is not installed",
-                hint=f"install it: `pip install 'weightctl[{line.extra}]'`",
+                hint=f"install it: {name_install(line.extra)}",
             ) from error
     return _STORES[line.module]
 

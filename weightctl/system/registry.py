@@ -1,4 +1,4 @@
-"""Tables of names whose objects are imported on first use."""
+"""Imports objects by name on first use, and names the packages that optional parts need."""
 
 from __future__ import annotations
 
@@ -45,6 +45,24 @@ def load_entry_points(group: str) -> list[tuple[str, Any]]:
 
 def _order_of(point: EntryPoint) -> tuple[bool, str]:
     return not point.value.startswith("weightctl."), point.name
+
+
+def name_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra, in backticks.
+
+    For example, it is "pip install 'boto3>=1.40' 'obstore>=0.12'" for the extra s3.
+    """
+    from importlib.metadata import PackageNotFoundError, requires  # it takes 20 ms
+
+    try:
+        lines = requires("weightctl") or []
+    except PackageNotFoundError:  # weightctl runs from its source directory
+        lines = []
+    marker = f'extra=="{extra}"'
+    parts = [line.partition(";") for line in lines]
+    packages = [f"'{name.strip()}'" for name, _, found in parts if found.replace(" ", "") == marker]
+    wanted = " ".join(packages) or f"'weightctl[{extra}]'"
+    return f"`pip install {wanted}`"
 
 
 def make_callable(package: str, name: str) -> None:

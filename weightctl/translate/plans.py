@@ -342,7 +342,10 @@ def _translate_model(
     unexpected = [name for name in checkpoint.unexpected if name not in of_no_use]
     checkpoint = replace(checkpoint, unexpected=unexpected)
     has_mtp = not mtp.names.keys().isdisjoint(unexpected)
-    with _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp):
+    with (
+        _name_whole(checkpoint),
+        _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp),
+    ):
         made = translate(checkpoint, convention, has_tower_file=part is ModelPart.TEXT)
     if mmproj is not None:
         from weightctl.translate.towers import join_tower
@@ -399,6 +402,24 @@ def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     with _hint_at_keeping_names():
         restated = restate_blinkdl(weights)
         return recognize(weights) if restated is None else recognize(*restated)
+
+
+@contextmanager
+def _name_whole(checkpoint: RecognizedModel) -> Generator[None, None, None]:
+    """Add a hint to an error if the file of a single rank is translated: how to join the ranks."""
+    try:
+        yield
+    except ArchitectureError as error:
+        from weightctl.formats.sharded.opening import find_whole
+
+        files = header_of(checkpoint.tree).files
+        if not (whole := find_whole(files)):
+            raise
+        raise type(error)(
+            f"{files[0]} has only the tensors of one rank, and cannot become a whole model",
+            hint=f"join the ranks: `weightctl shard {whole} OUT --gather`; or convert {whole}, "
+            "which has all ranks",
+        ) from error
 
 
 @contextmanager

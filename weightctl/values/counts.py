@@ -83,6 +83,11 @@ class ValueCounts:
         self.zeros += other.zeros
         self.nans += other.nans
 
+    def has_nonfinite(self) -> bool:
+        """Return whether a value is NaN or infinite."""
+        values = _list_values(self.kind, is_cut=self.is_cut)
+        return self.nans > 0 or bool(self.words[~np.isfinite(values)].any())
+
     def statistics(self) -> Statistics:
         """Return the statistics of all values that were counted."""
         values, counts = self._list_finite()

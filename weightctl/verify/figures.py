@@ -16,6 +16,9 @@ from weightctl.text.wording import number, percent, pluralize
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+# Perplexities that differ by less are equal: they are shown with three digits.
+_EQUAL = 5e-4
+
 
 class Figures(ABC):
     """The figures of a check; each check has its own dataclass."""
@@ -306,8 +309,6 @@ class Divergence:
     def summarize(self) -> list[str]:
         """Return a summary as a few short texts."""
         parts: list[str] = []
-        if self.reference_perplexity is not None:
-            parts.append(f"reference {number(self.reference_perplexity)}")
         if self.mean is not None:
             parts.append(f"KL divergence {number(self.mean)}")
         if self.cosine is not None:
@@ -359,10 +360,23 @@ class ForwardFigures(Figures):
             parts.append(f"{count:,} {noun}, each on a random unit vector")
             parts.append(f"on {_name_device(self.device)}")
         if self.perplexity is not None:
-            parts.append(f"perplexity {number(self.perplexity)}")
+            other = self.divergence.reference_perplexity if self.divergence else None
+            how = "" if other is None else f" ({compare_with_reference(self.perplexity, other)})"
+            parts.append(f"perplexity {number(self.perplexity)}{how}")
         if self.divergence is not None:
             parts += self.divergence.summarize()
         return ", ".join(parts)
+
+
+def compare_with_reference(value: float, reference: float) -> str:
+    """Return how a perplexity compares with the reference's: `2.1 % above the reference's 18.3`."""
+    if not (isfinite(value) and isfinite(reference) and reference):
+        return f"reference: {number(reference)}"
+    change = value / reference - 1
+    if abs(change) < _EQUAL:
+        return f"equal to the reference's {number(reference)}"
+    direction = "above" if change > 0 else "below"
+    return f"{percent(abs(change))} {direction} the reference's {number(reference)}"
 
 
 def show_cosine(value: float) -> str:

@@ -18,7 +18,7 @@ from weightctl.errors import FormatError, OutputError
 from weightctl.storage.location import split_url
 from weightctl.storage.remote.requests import NO_RETRIES, client_options, cloud_environment
 from weightctl.storage.remote.store import RemoteEntry, RemoteStore, fetch_range, object_of
-from weightctl.system.registry import load
+from weightctl.system.registry import load, name_install
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class BucketStore(RemoteStore):
                 raise
             raise OutputError(
                 f"writing {path} needs the package {error.name}, which is not installed",
-                hint=f"install it: `pip install 'weightctl[{scheme}]'`",
+                hint=f"install it: {name_install(scheme)}",
             ) from error
         return made
 
@@ -285,7 +285,7 @@ def _profile_session(bucket: str) -> Any:  # boto3 has no types
             f"s3://{bucket}",
             None,
             "the AWS credentials are in a profile, which needs the package boto3",
-            hint="install it: `pip install 'weightctl[s3]'`; or set AWS_ACCESS_KEY_ID and "
+            hint=f"install it: {name_install('s3')}; or set AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY",
         ) from error
     return boto3.Session()

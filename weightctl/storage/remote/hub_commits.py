@@ -36,6 +36,7 @@ from weightctl.storage.remote.hub_api import (
 )
 from weightctl.storage.remote.hub_url import MAIN, parse_hub_url
 from weightctl.storage.traffic import TRAFFIC
+from weightctl.system.registry import name_install
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import printable
 
@@ -246,7 +247,7 @@ def load_xet(url: str) -> Any:  # the library does not have type annotations
     except ModuleNotFoundError as error:
         raise OutputError(
             f"writing {url} needs the package {error.name}, which is not installed",
-            hint="install it: `pip install 'weightctl[hub]'`",
+            hint=f"install it: {name_install('hub')}",
         ) from error
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weightctl.errors import TokenizerError
+from weightctl.system.registry import name_install
 from weightctl.text.untyped import is_object
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
 from weightctl.translate.tokenizer.files import RWKV, open_files
@@ -55,7 +56,7 @@ class Encoder:
         if find_spec("tokenizers") is None:
             raise TokenizerError(
                 "the package `tokenizers`, which splits text into tokens, is not installed",
-                hint="install it with: pip install 'weightctl[verify]', or use token ids",
+                hint=f"install it: {name_install('verify')}; or use token ids",
             )
         self._tokenizer = TokenizerProcess(document, where)
         first, last = self._around()

@@ -14,6 +14,7 @@ from weightctl.verify.figures import (
     ForwardFigures,
     ValuesFigures,
     choose_title,
+    compare_with_reference,
     sort_strangest_first,
     sort_worst_first,
 )
@@ -442,7 +443,9 @@ def list_facts(figures: ForwardFigures) -> list[Fact]:
     if figures.perplexity is not None:
         other = divergence.reference_perplexity if divergence else None
         against = (
-            f"the reference has {number(other, 4)}" if other is not None else "lower is better"
+            "lower is better"
+            if other is None
+            else compare_with_reference(figures.perplexity, other)
         )
         found.append(Fact("perplexity", number(figures.perplexity, 4), against))
     return found + (_list_divergence(divergence) if divergence else [])

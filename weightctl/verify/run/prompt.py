@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightctl.errors import ConversionError, TokenizerError
+from weightctl.system.registry import name_install
 from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def make_prompt(tokens: Sequence[int] | None, text: str | None, *subjects: Subje
     if text is not None:
         _require_text(text)
     elif find_spec("tokenizers") is None:
-        why = "for the built-in text: pip install 'weightctl[verify]' (`tokenizers`)"
+        why = f"for the built-in text: {name_install('verify')}"
         return _draw_tokens(_require_known(subjects[-1]), why)
     chosen, encoder = _find_encoder(subjects)
     if encoder is not None:
@@ -142,7 +143,7 @@ def _require_text(text: str) -> None:
     if find_spec("tokenizers") is None:
         raise ConversionError(
             "text input needs the package `tokenizers`, which is not installed",
-            hint=f"install it with: pip install 'weightctl[verify]', or {_TOKENS_HINT}",
+            hint=f"install it: {name_install('verify')}; or {_TOKENS_HINT}",
         )
     try:
         text.encode()

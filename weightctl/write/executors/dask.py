@@ -6,6 +6,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.system.registry import name_install
 from weightctl.write.executors import WorkerLostError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def start(address: str) -> DaskExecutor:
         from distributed import Client
     except ModuleNotFoundError as error:
         raise ConversionError(
-            "--on dask needs the package distributed", hint="pip install 'weightctl[dask]'"
+            "--on dask needs the package distributed", hint=f"install it: {name_install('dask')}"
         ) from error
     place = address.removeprefix("//")
     if not place:

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from weightctl.errors import ConversionError
+from weightctl.system.registry import name_install
 from weightctl.write.executors import WorkerLostError, make_portable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def start(address: str) -> RayExecutor:
         import ray
     except ModuleNotFoundError as error:
         raise ConversionError(
-            "--on ray needs the package ray", hint="pip install 'weightctl[ray]'"
+            "--on ray needs the package ray", hint=f"install it: {name_install('ray')}"
         ) from error
     if address and not address.removeprefix("//"):
         raise ConversionError(

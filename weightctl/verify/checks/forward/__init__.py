@@ -18,7 +18,7 @@ from weightctl.graph.graph import Graph, Weight
 from weightctl.graph.types import TensorType
 from weightctl.nn.precision import weight_as
 from weightctl.schemes.buffers import is_buffer
-from weightctl.system.registry import load
+from weightctl.system.registry import load, name_install
 from weightctl.text.wording import join_names
 from weightctl.verify.figures import Activation, ForwardFigures, MatrixGain
 from weightctl.verify.results import Problem, Result
@@ -55,7 +55,7 @@ _LEAST_COLUMNS = 32
 # A matrix of a healthy model maps a unit vector to a vector shorter than this.
 _ABSURD = 1e8
 _COMPARE = "weightctl.verify.checks.forward.comparison:compare"
-_NO_TORCH = "running a model needs torch, which is not installed: pip install 'weightctl[verify]'"
+_NO_TORCH = "running a model needs torch, which is not installed"
 # The median magnitude of the positions grows by far less than this factor from one layer to the
 # next, even if the embeddings are tiny. It ignores the few positions that grow by more.
 _MOST_GROWTH = 1e4
@@ -111,7 +111,7 @@ def _explain_skip(request: Request) -> str:
     """Return the reason why neither the model nor its matrices can run; empty if they can."""
     subject = request.subject
     if find_spec("torch") is None:
-        return _NO_TORCH
+        return f"{_NO_TORCH}: {name_install('verify')}"
     if subject.checkpoint is None:
         refusal = None if subject.is_of_unknown_family else subject.refusal
         return "" if refusal is None else explain_unbuilt(refusal)

@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from weightctl.verify.request import Request
 
 
+# The hint for a tensor whose error is above the limit of the request, and usual for its type.
+_USUAL = (
+    "the error is usual for the tensor's type: quantize it to a larger type, or use a higher limit"
+)
 _BIAS_DROPPED = Explanation("bias_dropped", "biases were left out when the checkpoint was written")
 _FORGOTTEN = Explanation(
     "output_forgotten",
@@ -204,7 +208,8 @@ class _Wrong:
             pairing.within[pair.module] = True
             self.alike.append((pair, cause))
             return False
-        self.problems.append((pair, _make_problem(pair, text, cause)))
+        is_usual = request.max_rmse is not None and not describe_fault(pair, found, None)
+        self.problems.append((pair, _make_problem(pair, text, cause, _USUAL if is_usual else "")))
         return True
 
     def keep_outliers(self, errors: Sequence[TensorError]) -> None:
@@ -282,10 +287,10 @@ def _name_output(pair: Pair, pairing: Pairing) -> str:
     return name or pair.name
 
 
-def _make_problem(pair: Pair, text: str, cause: Explanation | None) -> Problem:
+def _make_problem(pair: Pair, text: str, cause: Explanation | None, hint: str = "") -> Problem:
     if pair.expert is not None:
         text = f"expert {pair.expert}: {text}"
-    return Problem(where=pair.name, text=text, cause=cause)
+    return Problem(where=pair.name, text=text, hint=hint, cause=cause)
 
 
 def _explain_shape(pair: Pair) -> Explanation | None:
