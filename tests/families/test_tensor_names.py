@@ -108,8 +108,10 @@ STATED: dict[str, dict[str, Any]] = {
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
     },
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
+    "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "orion": {"attention_bias": False},
     "rwkv6": {"head_size": 8},
     "rwkv7": {"head_dim": 8},
 }  # fmt: skip

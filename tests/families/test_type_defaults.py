@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from each import each
+from family_stand_ins import OWN_TYPES, STAND_INS
 from lazy import LazyModule, transformers
 from weightctl.families import FAMILIES
 from weightctl.families.common_keys import HARMLESS, REFUSED
@@ -16,7 +17,7 @@ from weightctl.families.towers import TOWERS
 modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
-REMOTE = {"bailing_moe", "kimi_k2", "minicpm", "plamo2", "rwkv6", "rwkv7"}
+REMOTE = {"kimi_k2", *OWN_TYPES, *STAND_INS}
 TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]

@@ -146,7 +146,8 @@ def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
         "model_type": case.model_type, "architectures": [stand_in.class_name]
     }  # fmt: skip
     tokens = {key: len(tokenizer) for key in ("vocab_size", *TOKEN_SIZES & known)}
-    return sizes | tokens | ids | case.config | named
+    usual = sizes | tokens | ids
+    return (usual if stand_in is None else dict(stand_in.rename(usual))) | case.config | named
 
 
 def model_class(case: FamilyCase) -> Any:

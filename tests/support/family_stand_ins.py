@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import safetensors.numpy as stored
 
+from family_dialects import DIALECTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
@@ -31,7 +33,7 @@ class StandIn(NamedTuple):
 
     `config` returns the config.json of the other type for that of the type. `tensors` returns the
     tensors of the type for those of the other, and `back` the other way round; both get the type's
-    config.json.
+    config.json. `rename` returns a config.json with the type's names for those of the other type.
     """
 
     model_type: str
@@ -39,6 +41,7 @@ class StandIn(NamedTuple):
     config: Callable[[Document], Document]
     tensors: Callable[[Tensors, Document], Tensors] = lambda tensors, _: tensors
     back: Callable[[Tensors, Document], Tensors] = lambda tensors, _: tensors
+    rename: Callable[[Document], Document] = lambda document: document
 
     def write(self, directory: Path, document: Document) -> None:
         """Make a checkpoint of the type of one of the other type, in place."""
@@ -191,6 +194,12 @@ STAND_INS: Mapping[str, StandIn] = {
                              partial(_of_text, "qwen3")),
     "qwen3_vl_moe_text": StandIn("qwen3_moe", "Qwen3VLMoeForConditionalGeneration",
                                  partial(_of_text, "qwen3_moe"), _to_stacked, _from_stacked),
+    **{
+        kind: StandIn(
+            other, name, partial(names.config, other), names.tensors, names.back, names.rename
+        )
+        for kind, (other, name, names) in DIALECTS.items()
+    },
 }  # fmt: skip
 # The types of `own_models`, which registers them with transformers when it is imported.
 OWN_TYPES = {"plamo2", "rwkv6", "rwkv7"}

@@ -213,7 +213,8 @@ def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     stated = ids | stated
     stand_in = STAND_INS.get(variant.case.model_type)
     if stand_in is not None:
-        stated |= {"model_type": variant.case.model_type, "architectures": [stand_in.class_name]}
+        names = {"model_type": variant.case.model_type, "architectures": [stand_in.class_name]}
+        stated = dict(stand_in.rename(stated)) | names
     given = stated if stand_in is None else dict(stand_in.config(stated))
     given.pop("model_type", None)
     config = transformers.CONFIG_MAPPING[_name_type(variant.case)](**given)

@@ -147,19 +147,18 @@ def same(field: str) -> Callable[[Fields], Any]:
     return lambda fields: fields[field]
 
 
-def quotient(field: str, divisor: str) -> Callable[[Fields], Any]:
-    """Return a default that is one field divided by another.
+def quotient(field: str, divisor: int | str) -> Callable[[Fields], Any]:
+    """Return a default that is one field divided by another, or by a number.
 
     The default raises `ValueError` if the division leaves a remainder.
     """
 
     def divide(fields: Fields) -> int:
-        if fields[field] % fields[divisor]:
-            raise ValueError(
-                f"would be {fields[field]} / {fields[divisor]} ({field} / {divisor}), "
-                "which is not an integer"
-            )
-        return int(fields[field] // fields[divisor])
+        number = fields[divisor] if isinstance(divisor, str) else divisor
+        if fields[field] % number:
+            made = f"{fields[field]} / {number} ({field} / {divisor})"
+            raise ValueError(f"would be {made}, which is not an integer")
+        return int(fields[field] // number)
 
     return divide
 

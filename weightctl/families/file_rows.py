@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _LAYER = "layers.{}."
 _FIELD = r"([a-z_][\w.]*)"
-_FORMULA = re.compile(rf"= (?:{_FIELD}(?: / {_FIELD})?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
+_FORMULA = re.compile(rf"= (?:{_FIELD}(?: / (\d+|[a-z_][\w.]*))?|(\d+|[a-z_][\w.]*) \* {_FIELD})")
 _LAYERS = re.compile(r"= all layers (but every|but the first of|from) (\d+|[a-z_]\w*)")
 
 
@@ -327,7 +327,9 @@ def read_default(row: FileTable, name: str) -> Any:
     if multiplied:
         made = product(multiplied, int(factor) if factor.isdigit() else factor)
     else:
-        made = quotient(field, divisor) if divisor else same(field)
+        made = same(field)
+        if divisor:
+            made = quotient(field, int(divisor) if divisor.isdigit() else divisor)
     return row.keep_formula(made, name, *found.groups())
 
 

@@ -165,6 +165,7 @@ FUSIONS = _refer({
 # The orders of rows in fused tensors.
 ORDERS = _refer({
     "alternating": "rules:alternate_gate_and_up",
+    "by_kv_head": "steps:order_by_kv_head",
     "delta_by_group": "rules:order_by_group",
     "delta_by_key_head": "rules:order_by_key_head",
 })  # fmt: skip

@@ -100,6 +100,12 @@ def group_heads(groups: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     )
 
 
+def order_by_kv_head(config: Any) -> tuple[int, ...]:
+    """Return the order by KV heads: the key and the value of each follow its query heads."""
+    group = config.heads // config.kv_heads
+    return group_heads(config.kv_heads, tuple(config.head_dim * count for count in (group, 1, 1)))
+
+
 @lru_cache(maxsize=64)
 def tile_heads(keys: int, group: int, size: int, before: int) -> tuple[int, ...]:
     """Return the order that puts the first head of each key head first, then the second ones.

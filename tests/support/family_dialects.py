@@ -1,0 +1,191 @@
+"""Types that another type of transformers computes, with other names for keys and tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from weightctl.families.steps import group_heads, invert
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    Document = Mapping[str, Any]
+    Tensors = Mapping[str, NDArray[Any]]
+
+QKV = tuple(f".self_attn.{part}_proj." for part in "qkv")
+GATE_UP = (".mlp.gate_proj.", ".mlp.up_proj.")
+
+
+class Joined(NamedTuple):
+    """A tensor with several parts of the other type: queries, keys and values, or equal parts.
+
+    `name` is the part of its name that differs from theirs, `parts`. With `by_group`, the rows of
+    each KV head follow those of its query heads.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    by_group: bool = False
+
+    def count_rows(self, rows: int, document: Document) -> list[int]:
+        """Return the rows of each part of a tensor with `rows` rows."""
+        if len(self.parts) == 2:
+            return [rows // 2] * 2
+        heads = document["num_attention_heads"]
+        shared = document.get("num_key_value_heads") or heads
+        head = rows // (heads + 2 * shared)
+        return [heads * head, shared * head, shared * head]
+
+    def find_order(self, counts: list[int], document: Document) -> tuple[int, ...]:
+        if not self.by_group:
+            return tuple(range(sum(counts)))
+        groups = document["num_key_value_heads"]
+        return group_heads(groups, tuple(count // groups for count in counts))
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The names of a type: keys of config.json and parts of tensors, by those of the other type.
+
+    `names` are replaced in their order. `given` are keys of the other type that the type lacks, and
+    `own` those that only the type has. `times` are the factors of sizes that the type states as
+    multiples.
+    """
+
+    keys: Document = field(default_factory=dict[str, Any])
+    names: tuple[tuple[str, str], ...] = ()
+    joined: tuple[Joined, ...] = ()
+    given: Document = field(default_factory=dict[str, Any])
+    own: tuple[str, ...] = ()
+    times: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def rename(self, document: Document) -> dict[str, Any]:
+        """Return a config.json with the names of the type for those of the other type."""
+        kept = {key: value for key, value in document.items() if key not in self.given}
+        if "rope_parameters" in kept:
+            rope = kept["rope_parameters"].items()
+            kept["rope_parameters"] = {k: value for k, value in rope if k not in self.given}
+        kept |= {key: kept[key] * factor for key, factor in self.times.items() if key in kept}
+        return {self.keys.get(key, key): value for key, value in kept.items()}
+
+    def config(self, model_type: str, document: Document) -> dict[str, Any]:
+        """Return the config.json of the other type, of type `model_type`."""
+        theirs = {own: key for key, own in self.keys.items()}
+        kept = {
+            theirs.get(key, key): value for key, value in document.items() if key not in self.own
+        }
+        kept |= {key: kept[key] // factor for key, factor in self.times.items() if key in kept}
+        kept.setdefault("num_key_value_heads", kept["num_attention_heads"])
+        return {**kept, **self.given, "model_type": model_type}
+
+    def tensors(self, given: Tensors, document: Document) -> Tensors:
+        """Return the tensors of the type for those of the other type."""
+        theirs = self.config("", document)
+        made: dict[str, NDArray[Any]] = {}
+        for name, array in given.items():
+            joined = next((each for each in self.joined if _find(name, each.parts)), None)
+            if joined is None:
+                made[self._replace(name)] = array
+                continue
+            if joined.parts[0] not in name:
+                continue
+            parts = [given[name.replace(joined.parts[0], part)] for part in joined.parts]
+            order = joined.find_order([len(part) for part in parts], theirs)
+            own = self._replace(name.replace(joined.parts[0], joined.name))
+            made[own] = np.concatenate(parts)[list(order)]
+        return made
+
+    def back(self, given: Tensors, document: Document) -> Tensors:
+        """Return the tensors of the other type for those of the type."""
+        theirs = self.config("", document)
+        made: dict[str, NDArray[Any]] = {}
+        for name, array in given.items():
+            joined = next((each for each in self.joined if each.name in name), None)
+            if joined is None:
+                made[self._replace(name, is_back=True)] = array
+                continue
+            counts = joined.count_rows(len(array), theirs)
+            order = invert(joined.find_order(counts, theirs))
+            parts = np.split(array[list(order)], np.cumsum(counts)[:-1])
+            for part, values in zip(joined.parts, parts, strict=True):
+                own = name.replace(joined.name, part)
+                made[self._replace(own, is_back=True)] = np.ascontiguousarray(values)
+        return made
+
+    def _replace(self, name: str, *, is_back: bool = False) -> str:
+        for theirs, own in reversed(self.names) if is_back else self.names:
+            name = name.replace(own, theirs) if is_back else name.replace(theirs, own)
+        return name
+
+
+def _find(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
+
+
+# The dialects, by type: the other type, the class of the type, and the names.
+DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
+    "internlm2": ("llama", "InternLM2ForCausalLM", Dialect(
+        keys={"attention_bias": "bias"},
+        names=(
+            ("model.embed_tokens.", "model.tok_embeddings."),
+            ("lm_head.", "output."),
+            (".input_layernorm.", ".attention_norm."),
+            (".post_attention_layernorm.", ".ffn_norm."),
+            (".self_attn.o_proj.", ".attention.wo."),
+            (".mlp.gate_proj.", ".feed_forward.w1."),
+            (".mlp.down_proj.", ".feed_forward.w2."),
+            (".mlp.up_proj.", ".feed_forward.w3."),
+        ),
+        joined=(Joined(".attention.wqkv.", QKV, by_group=True),),
+    )),
+    "baichuan": ("llama", "BaichuanForCausalLM", Dialect(
+        keys={"max_position_embeddings": "model_max_length"},
+        joined=(Joined(".self_attn.W_pack.", QKV),),
+    )),
+    "xverse": ("llama", "XverseForCausalLM", Dialect()),
+    "orion": ("stablelm", "OrionForCausalLM", Dialect(
+        keys={"layer_norm_eps": "rms_norm_eps"},
+        given={"partial_rotary_factor": 1.0},
+    )),
+    "qwen": ("qwen2", "QWenLMHeadModel", Dialect(
+        keys={"rms_norm_eps": "layer_norm_epsilon", "head_dim": "kv_channels",
+              "rope_theta": "rotary_emb_base"},
+        own=("no_bias", "rotary_pct"),
+        times={"intermediate_size": 2},
+        names=(
+            ("model.embed_tokens.", "transformer.wte."),
+            ("model.norm.", "transformer.ln_f."),
+            ("model.layers.", "transformer.h."),
+            (".input_layernorm.", ".ln_1."),
+            (".post_attention_layernorm.", ".ln_2."),
+            (".self_attn.o_proj.", ".attn.c_proj."),
+            (".mlp.up_proj.", ".mlp.w1."),
+            (".mlp.gate_proj.", ".mlp.w2."),
+            (".mlp.down_proj.", ".mlp.c_proj."),
+        ),
+        joined=(Joined(".attn.c_attn.", QKV),),
+    )),
+    "exaone": ("llama", "ExaoneForCausalLM", Dialect(
+        keys={
+            "num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        names=(
+            ("model.embed_tokens.", "transformer.wte."),
+            ("model.norm.", "transformer.ln_f."),
+            ("model.layers.", "transformer.h."),
+            (".input_layernorm.", ".ln_1."),
+            (".post_attention_layernorm.", ".ln_2."),
+            (".self_attn.", ".attn.attention."),
+            (".o_proj.", ".out_proj."),
+            (".mlp.gate_proj.", ".mlp.c_fc_0."),
+            (".mlp.up_proj.", ".mlp.c_fc_1."),
+            (".mlp.down_proj.", ".mlp.c_proj."),
+        ),
+    )),
+}  # fmt: skip
