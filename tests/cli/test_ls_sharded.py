@@ -18,12 +18,13 @@ from commands import run_command as weightctl
 from sharded_files import bytes_for, document_of, plan_of, write_document, write_shards, write_whole
 from terminal import on_a_terminal, without_color
 from weightctl import open_weights
-from weightctl.cli.render import in_columns, join_ranks, rank_shapes, shorten_strategy
+from weightctl.cli.render import join_ranks, rank_shapes, shorten_strategy
 from weightctl.cli.shard import document, share_rows, summary
 from weightctl.dtype import ENCODINGS
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.sharding.planning import shard_plan
 from weightctl.split import Grid, Sharding, Whole, axiswise, columnwise, replicate, rowwise
+from weightctl.text.columns import in_columns
 from weightctl.text.documents import to_document
 from weightctl.weights.info import TensorInfo
 from weightctl.write.outcome import describe_shards

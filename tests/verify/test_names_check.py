@@ -17,10 +17,10 @@ from lazy import load_file, save_file
 from verdicts import explain, report_on, saved
 from weightctl import convert
 from weightctl.cli import app
-from weightctl.cli.verdict import verdict
 from weightctl.verify import Request, Result, Subject, verify_request
 from weightctl.verify.checks.names import check
 from weightctl.verify.figures import NamesFigures, ValuesFigures
+from weightctl.verify.report.screen import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

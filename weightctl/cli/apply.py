@@ -7,7 +7,8 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, show_lines
+from weightctl.cli.render import show_lines
+from weightctl.text.columns import Cell
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 

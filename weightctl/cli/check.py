@@ -10,15 +10,9 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import (
-    Cell,
-    columns,
-    hung,
-    is_terminal,
-    show_lines,
-    show_notes,
-)
+from weightctl.cli.render import columns, is_terminal, show_lines, show_notes
 from weightctl.errors import ConversionError
+from weightctl.text.columns import Cell, hung
 from weightctl.text.wording import join_names, pluralize, printable
 
 if TYPE_CHECKING:

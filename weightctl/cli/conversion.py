@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli import options
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import (
-    Cell,
-    is_terminal,
-    show_lines,
-    show_notes,
-    show_table,
-    show_text,
-)
+from weightctl.cli.render import is_terminal, show_lines, show_notes, show_table, show_text
 from weightctl.cli.report import (
     check_report,
     count_stored_bytes,
@@ -34,6 +27,7 @@ from weightctl.cli.report import (
 from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.metadata import Setting
 from weightctl.plan.type_rules import TypeRule
+from weightctl.text.columns import Cell
 from weightctl.text.documents import to_document
 from weightctl.weights.nodes import build_tree
 from weightctl.write.convert import convert as convert_checkpoint

@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from weightctl.cli.progress import describe_workers
-from weightctl.cli.render import Cell, show_text
+from weightctl.cli.render import show_text
 from weightctl.storage.traffic import TRAFFIC, TrafficCounts
 from weightctl.system.elapsed import seconds_elapsed
+from weightctl.text.columns import Cell
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 

@@ -12,19 +12,13 @@ from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.outline import outline
 from weightctl.cli.progress import LONG, long_bar, stages_bar
-from weightctl.cli.render import (
-    Cell,
-    note,
-    shape_text,
-    show_lines,
-    show_notes,
-    show_table,
-)
+from weightctl.cli.render import note, show_lines, show_notes, show_table
 from weightctl.cli.stored import hash_tensors
 from weightctl.errors import WeightctlError
 from weightctl.inspection.contents import label, read_contents
 from weightctl.inspection.diff import compare_contents, refuse_both, refuse_nothing
 from weightctl.storage.files import name_model
+from weightctl.text.columns import Cell, shape_text
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import number, percent, pluralize, printable
 from weightctl.weights.nodes import build_tree

@@ -10,7 +10,8 @@ from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.overview import value_document
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, note, show_lines, show_notes
+from weightctl.cli.render import note, show_lines, show_notes
+from weightctl.text.columns import Cell
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable
 from weightctl.weights.tree import header_of

@@ -9,14 +9,9 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import (
-    Cell,
-    shape_text,
-    show_lines,
-    show_notes,
-    show_table,
-)
+from weightctl.cli.render import show_lines, show_notes, show_table
 from weightctl.formats.open.opening import open_weights
+from weightctl.text.columns import Cell, shape_text
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import header_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import typer.core
 
 from weightctl.cli.progress import phase_line
-from weightctl.cli.render import Cell, columns, format_lines
-from weightctl.text.columns import width, wrap_text
+from weightctl.cli.render import columns, format_lines
+from weightctl.text.columns import Cell, width, wrap_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

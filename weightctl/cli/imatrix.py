@@ -9,7 +9,8 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import stages_bar
-from weightctl.cli.render import Cell, show_lines, show_notes
+from weightctl.cli.render import show_lines, show_notes
+from weightctl.text.columns import Cell
 from weightctl.text.wording import pluralize
 
 if TYPE_CHECKING:

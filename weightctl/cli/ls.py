@@ -14,12 +14,10 @@ from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.help import HelpCommand
 from weightctl.cli.render import (
-    Cell,
     columns,
     complain,
     is_terminal,
     note,
-    shorten_text,
     show_lines,
     show_notes,
     show_table,
@@ -31,7 +29,7 @@ from weightctl.formats import DIRECTORY_FORMATS, FORMATS, OTHER_SUFFIXES
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.files import is_directory
 from weightctl.storage.traffic import TRAFFIC
-from weightctl.text.columns import width
+from weightctl.text.columns import Cell, shorten_text, width
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import join_names, pluralize, printable

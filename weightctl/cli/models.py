@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import Cell, note, show_lines, show_table
+from weightctl.cli.render import note, show_lines, show_table
 from weightctl.families.memory.caches import MemoryOptions
 from weightctl.inspection.models import ModelList, list_directory, list_models
+from weightctl.text.columns import Cell
 from weightctl.text.sizes import format_count, format_size, parse_size
 from weightctl.text.wording import pluralize, printable
 from weightctl.weights.nodes import natural

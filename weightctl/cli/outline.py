@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from weightctl.cli.render import Cell
+from weightctl.text.columns import Cell
 from weightctl.text.wording import join_ranges
 from weightctl.weights.nodes import is_number
 

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.outline import outline
-from weightctl.cli.render import (
-    Cell,
-    make_shape_cells,
-    shorten_text,
-    split_cells,
-    strategy_name,
-)
+from weightctl.cli.render import split_cells, strategy_name
 from weightctl.inspection.contents import Contents, find_alignment, kind, label
 from weightctl.inspection.details import read_details
 from weightctl.storage.files import name_model
+from weightctl.text.columns import Cell, make_shape_cells, shorten_text
 from weightctl.text.sizes import format_count, format_size
 from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import pluralize, printable

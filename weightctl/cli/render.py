@@ -8,11 +8,11 @@ import sys
 import warnings
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, SourceWarning, WeightctlError
-from weightctl.text.columns import width, wrap_text
+from weightctl.text.columns import Cell, in_columns, shape_text, wrap_text
 from weightctl.text.wording import list_ranges, printable
 
 if TYPE_CHECKING:
@@ -22,86 +22,16 @@ if TYPE_CHECKING:
     from weightctl.split import Sharding
     from weightctl.weights.info import Header
 
-_GAP = "  "
+# The fewest columns for a line of a message.
 _LEAST = 24
-# The fewest columns for a text that begins after others on its first line.
-_LEAST_TEXT = 20
 # Of more shapes of shards than this, a narrow terminal shows the first ones.
 _MOST_SHAPES = 2
 _ANSI = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
 
 
-class Cell(NamedTuple):
-    """A text, its style (words of `_ANSI`), and whether it is aligned to the right.
-
-    `short` replaces the text if lines do not fit the terminal.
-    """
-
-    text: str
-    style: str = ""
-    right: bool = False
-    short: str | None = None
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """Return a shape as text: `512x256`, or `scalar`."""
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def make_shape_cells(
-    shape: Sequence[int], label: str, short: str | None = None, times: int = 1
-) -> tuple[Cell, Cell]:
-    """Return two cells: a shape with the number of tensors that have it, and their encoding."""
-    count = f"{times} x " if times > 1 else ""
-    return Cell(count + shape_text(shape), right=True), Cell(label, "cyan", short=short)
-
-
 def show_table(rows: Iterable[Sequence[Cell]]) -> None:
     """Print rows in columns; on a terminal, the first column is shortened so that lines fit."""
     show_lines(in_columns(rows, columns() if is_terminal() else None))
-
-
-def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
-    """Align rows in columns.
-
-    If `room` is given, cells are shortened, and then the first column, so that lines fit into it.
-    """
-    table = [
-        [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
-        for row in rows
-    ]
-    widths = _widths(table)
-    if widths and room is not None:
-        if _total(widths) > room:
-            table = [[_brief(cell) for cell in row] for row in table]
-            widths = _widths(table)
-        others = _total(widths) - widths[0]
-        widths[0] = min(widths[0], max(room - others, _LEAST))
-    return [_align_cells(row, widths) for row in table]
-
-
-def count_columns(rows: Iterable[Sequence[Cell]]) -> int:
-    """Return how many columns of the terminal a table needs if no cell is shortened."""
-    return _total(_widths([*rows]))
-
-
-def _widths(table: Sequence[Sequence[Cell]]) -> list[int]:
-    widths: list[int] = []
-    for row in table:
-        widths += [0] * (len(row) - len(widths))
-        for column, cell in enumerate(row):
-            taken = len(cell[0]) if cell[0].isascii() else width(cell[0])
-            widths[column] = max(widths[column], taken)
-    return widths
-
-
-def _total(widths: Sequence[int]) -> int:
-    # A column that is empty in every row has no gap.
-    return sum(widths) + len(_GAP) * (sum(map(bool, widths)) - 1)
-
-
-def _brief(cell: Cell) -> Cell:
-    return cell if cell.short is None else cell._replace(text=printable(cell.short))
 
 
 def is_terminal() -> bool:
@@ -114,80 +44,6 @@ def columns() -> int:
     import shutil
 
     return shutil.get_terminal_size().columns
-
-
-def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
-    cells: list[Cell] = []
-    for cell, room in zip(row, widths, strict=False):
-        if not room:
-            continue
-        text, style, right, _ = cell
-        taken = width(text)
-        if taken > room:
-            text = shorten_name(text, room)
-            taken = width(text)
-        padding = " " * (room - taken)
-        gap = _GAP if cells else ""
-        cells.append(Cell(gap + (padding + text if right else text + padding), style))
-    return cells
-
-
-def shorten_name(name: str, room: int) -> str:
-    """Shorten a tensor's name to `room` columns, and keep its numbers and ranges of numbers.
-
-    Words are cut to their first letter, from the left, until the name fits. If it still does not
-    fit, its middle is removed.
-    """
-    words = name.split(".")
-    for place, word in enumerate(words[:-1]):
-        if width(name) <= room:
-            break
-        if len(word) > 2 and not word.isdecimal() and not word.startswith("["):
-            words[place] = word[: len(word) - len(word.lstrip()) + 1] + "…"
-            name = ".".join(words)
-    return without_middle(name, room)
-
-
-def without_middle(text: str, room: int) -> str:
-    """Shorten a text to `room` columns by removing its middle."""
-    if width(text) <= room:
-        return text
-    head = text[: min(len(text) - len(text.lstrip()) + 4, room // 3)]
-    left = room - width(head) - 1
-    tail = text[-left:]
-    while width(tail) > left:
-        tail = tail[1:]
-    return f"{head}…{tail}"
-
-
-def shorten_text(text: str, room: int) -> str:
-    """Shorten a text to `room` columns by removing its end."""
-    if width(text) <= room:
-        return text
-    text = text[:room]
-    while width(text) > room - 1:
-        text = text[:-1]
-    return text + "…"
-
-
-def hung(heads: Sequence[Cell], text: str, room: int | None, style: str = "") -> list[list[Cell]]:
-    """Return the lines of a text that begins after `heads`, with a hanging indent.
-
-    Lines have at most `room` columns; if `room` is None, the text is on one line. If the heads
-    leave little room, the text begins on the next line.
-    """
-    taken = sum(width(head.text) for head in heads)
-    text = printable(text)
-    if room is None:
-        return [[*heads, Cell(text, style)]]
-    indent = taken
-    if room - taken < _LEAST_TEXT:
-        indent = len(heads[0].text) - len(heads[0].text.lstrip()) + 4 if heads else 0
-    lines = wrap_text(text, max(room - indent, _LEAST_TEXT), cuts_words=True)
-    if indent != taken:
-        return [[*heads], *([Cell(" " * indent), Cell(line, style)] for line in lines)]
-    rest = [[Cell(" " * indent), Cell(line, style)] for line in lines[1:]]
-    return [[*heads, Cell(lines[0] if lines else "", style)], *rest]
 
 
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:

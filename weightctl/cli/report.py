@@ -15,11 +15,12 @@ from weightctl.cli.costs import (
     list_costs,
     list_workers,
 )
-from weightctl.cli.render import Cell, make_shape_cells, note
+from weightctl.cli.render import note
 from weightctl.errors import OutputError
 from weightctl.plan.plan import is_renamed
 from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
+from weightctl.text.columns import Cell, make_shape_cells
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
 from weightctl.write.conversion import notes_on

@@ -10,20 +10,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import (
-    Cell,
-    columns,
-    complain,
-    hung,
-    in_columns,
-    is_terminal,
-    show_lines,
-)
+from weightctl.cli.render import columns, complain, is_terminal, show_lines
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.scanning import AllowList, Severity
 from weightctl.inspection.scan import list_scanned, scan_with
 from weightctl.storage.traffic import TRAFFIC
-from weightctl.text.columns import width
+from weightctl.text.columns import Cell, hung, in_columns, width
 from weightctl.text.wording import pluralize, printable
 
 if TYPE_CHECKING:

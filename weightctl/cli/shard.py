@@ -23,12 +23,9 @@ from weightctl.cli.costs import (
 from weightctl.cli.outline import outline
 from weightctl.cli.progress import progress_bar
 from weightctl.cli.render import (
-    Cell,
     columns,
-    hung,
     is_terminal,
     join_ranks,
-    make_shape_cells,
     rank_shapes,
     shorten_strategy,
     show_lines,
@@ -50,6 +47,7 @@ from weightctl.sharding.plan_file import read_rules
 from weightctl.sharding.rank_counts import possible
 from weightctl.split import Grid
 from weightctl.storage.location import without_file_scheme
+from weightctl.text.columns import Cell, hung, make_shape_cells
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import pluralize, printable

@@ -11,20 +11,11 @@ import typer
 
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import (
-    Cell,
-    columns,
-    is_terminal,
-    make_shape_cells,
-    shape_text,
-    show_lines,
-    show_notes,
-    show_table,
-    show_text,
-)
+from weightctl.cli.render import columns, is_terminal, show_lines, show_notes, show_table, show_text
 from weightctl.errors import WeightctlError
 from weightctl.formats.open.opening import open_weights
 from weightctl.inspection.contents import Contents
+from weightctl.text.columns import Cell, make_shape_cells, shape_text
 from weightctl.text.patterns import PATTERN, select_names
 from weightctl.text.wording import pluralize
 from weightctl.weights.nodes import natural

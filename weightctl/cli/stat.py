@@ -8,22 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.chart import can_draw, draw_counts
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import (
-    Cell,
-    columns,
-    count_columns,
-    is_terminal,
-    note,
-    shape_text,
-    show_lines,
-    show_notes,
-    show_table,
-)
+from weightctl.cli.render import columns, is_terminal, note, show_lines, show_notes, show_table
 from weightctl.inspection.contents import Contents, read_contents
 from weightctl.inspection.statistics import describe_rows, list_tensors, measure
+from weightctl.text.chart import can_draw, draw_counts
+from weightctl.text.columns import Cell, count_columns, shape_text
 from weightctl.text.wording import join_names, pluralize, printable
 from weightctl.weights.tree import header_of
 
@@ -110,7 +101,7 @@ def _write_page(
     force: bool,
 ) -> None:
     from weightctl.cli.report import write_content
-    from weightctl.cli.stat_page import render_page
+    from weightctl.inspection.statistics_page import render_page
 
     rows = [member for each in measured for member in each.members]
     order = {name: place for place, name in enumerate(contents.entries)}

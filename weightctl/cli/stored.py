@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from weightctl.cli import options
 from weightctl.cli.progress import long_bar
-from weightctl.cli.render import Cell, make_shape_cells, split_cells
+from weightctl.cli.render import split_cells
 from weightctl.inspection.contents import find_alignment
+from weightctl.text.columns import Cell, make_shape_cells
 from weightctl.text.sizes import format_size
 from weightctl.weights.nodes import natural
 from weightctl.weights.tree import header_of, source_of

@@ -12,9 +12,10 @@ import typer
 from weightctl.cli.conversion import BUDGET_OPTIONS, plan_conversion
 from weightctl.cli.convert import convert
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import Cell, show_lines, show_notes, show_table
+from weightctl.cli.render import show_lines, show_notes, show_table
 from weightctl.cli.shard import plan_shards, shard
 from weightctl.errors import ConversionError
+from weightctl.text.columns import Cell
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.sizes import format_size, parse_size
 from weightctl.text.wording import pluralize

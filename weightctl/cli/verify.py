@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weightctl.cli import options
-from weightctl.cli.chart import can_draw
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import stages_bar
 from weightctl.cli.render import columns, is_terminal, show_lines, show_notes
-from weightctl.cli.verdict import brief, verdict
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.files import is_file
 from weightctl.system.allocator import keep_memory
 from weightctl.system.threads import thread_count
+from weightctl.text.chart import can_draw
 from weightctl.text.wording import pluralize
 from weightctl.verify import CHECKS
 from weightctl.verify.checking import verify_request
 from weightctl.verify.report import check_targets, make_document, write
+from weightctl.verify.report.screen import brief, verdict
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject, require_there
 from weightctl.weights.tree import header_of

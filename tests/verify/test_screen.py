@@ -1,4 +1,4 @@
-"""What people read of a verification, at 80 and 200 columns. `python tests/cli/test_verdict.py`
+"""What people read of a verification, at 80 and 200 columns. `python tests/verify/test_screen.py`
 writes the screens anew.
 """
 
@@ -11,16 +11,17 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+if __name__ == "__main__":  # pytest knows these folders
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import reports
 from each import each
-from weightctl.cli.chart import Bar, chart
-from weightctl.cli.render import Cell, hung
-from weightctl.cli.verdict import brief, verdict
-from weightctl.text.columns import width, wrap_text
+from weightctl.text.chart import Bar, chart
+from weightctl.text.columns import Cell, hung, width, wrap_text
 from weightctl.text.wording import printable
 from weightctl.verify.figures import (
     Activation,
@@ -31,13 +32,10 @@ from weightctl.verify.figures import (
     NextToken,
     ValuesFigures,
 )
+from weightctl.verify.report.screen import brief, verdict
 from weightctl.verify.results import Explanation, Problem, Report, Result
 
-if __name__ == "__main__":  # pytest knows this folder
-    sys.path.append(str(Path(__file__).parents[1] / "support"))
-
-
-SCREENS = Path(__file__).parent / "verdicts"
+SCREENS = Path(__file__).parent / "screens"
 COLUMNS = (80, 200)
 SHOWN = ("alone", "deep", "faulty", "encoder", "unknown_family", "hostile", "nonfinite", "empty")
 ROPE = Explanation(

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.cli.render import Cell
+from weightctl.text.columns import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,8 @@ from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from weightctl.cli.chart import Bar, chart
-from weightctl.cli.render import Cell, hung, in_columns, shape_text
-from weightctl.text.columns import width
+from weightctl.text.chart import Bar, chart
+from weightctl.text.columns import Cell, hung, in_columns, shape_text, width
 from weightctl.text.wording import join_names, number, percent, pluralize, printable, say_more
 from weightctl.verify.figures import (
     ForwardFigures,
