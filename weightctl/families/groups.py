@@ -211,6 +211,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "granitehybrid": "rules:standard_granitehybrid",
         "head": "heads:read_head",
         "hunyuan": "rules:standard_hunyuan",
+        "layer_bases": "rules:standard_layer_bases",
         "lfm2": "rules:standard_lfm2",
         "lfm2_width": "rules:adjust_lfm2_width",
         "llama": "multimodal:standard_llama",
@@ -306,6 +307,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "completed": _refer({
         "head": "heads:complete_head",
+        "layer_bases": "rules:complete_layer_bases",
         "lfm2": "rules:complete_lfm2",
         "recurrent_gemma": "rules:complete_recurrent_gemma",
     }),

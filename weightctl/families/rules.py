@@ -536,6 +536,34 @@ def check_granitehybrid(fields: Fields) -> Fields:
     return checking_experts(check_states)(fields) if fields["experts"] else check_states(fields)
 
 
+# Granite with sliding windows
+
+_BASES, _ROPE, _BASE = "layer_rope_theta", "rope_parameters", "rope_theta"
+
+
+def standard_layer_bases(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with 1 for each layer with RoPE, in place of its base, and else 0.
+
+    Raises `ValueError` if layers have different bases.
+    """
+    bases = document.get(_BASES)
+    if not is_list(bases):
+        return document
+    if not all(type(base) in {int, float} for base in bases):
+        raise ValueError(f"`{_BASES}` has an element that is not a number")
+    found = {base for base in bases if base}
+    if len(found) > 1:
+        raise ValueError(f"`{_BASES}` has {len(found)} bases; only one is supported")
+    rope = {**document[_ROPE], _BASE: next(iter(found))} if found else document[_ROPE]
+    return {**document, _ROPE: rope, _BASES: [1 if base else 0 for base in bases]}
+
+
+def complete_layer_bases(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the opposite: the base of each layer."""
+    base = document[_ROPE][_BASE]
+    return {**document, _BASES: [base if is_rotated else 0 for is_rotated in document[_BASES]]}
+
+
 # Hunyuan
 
 
