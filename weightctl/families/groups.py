@@ -313,6 +313,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "is_of": _refer({
         "camembert": "rules:is_camembert",
+        "deepseek_v2": "rules:is_deepseek_v2",
         "xlm_roberta": "rules:is_xlm_roberta",
     }),
     "is_of_config": _refer({

@@ -162,6 +162,13 @@ def find_difference_of_deepseek_v2(fields: Fields) -> str | None:
     return find_difference_of_scaling(fields)
 
 
+def is_deepseek_v2(metadata: Mapping[str, MetadataValue]) -> bool:
+    """Whether a deepseek2 has experts whose scores are not sigmoids."""
+    gating = metadata.get("deepseek2.expert_gating_func")
+    has_sigmoids = gating is not None and gating.content == 2
+    return "deepseek2.expert_count" in metadata and not has_sigmoids
+
+
 def find_method(fields: Fields) -> str:
     return "greedy" if fields["expert_groups"] == 1 else "groups"
 
