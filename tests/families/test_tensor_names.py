@@ -91,7 +91,16 @@ RWKV_NAMES = {
     "_lora.lora.2.bias": "0.weight",
 }  # fmt: skip
 # Those that gguf has no architecture for: weightctl's own, and one that only newer releases have.
-OWN = {"cwm", "deepseek_v4", "flex_olmo", "granite_swa", "helium", "hy_v3", "recurrent_gemma"}
+OWN = {
+    "cwm",
+    "deepseek_v4",
+    "flex_olmo",
+    "granite_swa",
+    "helium",
+    "hy_v3",
+    "mellum",
+    "recurrent_gemma",
+}
 
 
 # Small sizes, and others of which any two differ that a shape could confuse.
