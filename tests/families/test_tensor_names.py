@@ -116,6 +116,7 @@ STATED: dict[str, dict[str, Any]] = {
         "vocab_size": 10, "vocab_size_per_layer_input": 10, "enable_moe_block": True,
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
     },
+    "gemma_embedding": {"use_bidirectional_attention": True},
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},

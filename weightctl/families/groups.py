@@ -317,6 +317,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "xlm_roberta": "rules:is_xlm_roberta",
     }),
     "is_of_config": _refer({
+        "bidirectional": "rules:is_bidirectional",
         "dense_granite": "rules:is_dense_granite",
     }),
     "not_run": _refer({}),

@@ -403,6 +403,11 @@ def check_gemma3(fields: Fields) -> Fields:
     return made
 
 
+def is_bidirectional(document: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a Gemma 3 that also attends to later tokens."""
+    return document.get("use_bidirectional_attention") is True
+
+
 # GLM-4.5
 
 
