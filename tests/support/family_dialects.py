@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from weightctl.families.steps import group_heads, invert
+from weightctl.families.steps import group_heads, interleaved_order, invert
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -53,8 +53,11 @@ class Dialect:
     """The names of a type: keys of config.json and parts of tensors, by those of the other type.
 
     `names` are replaced in their order. `given` are keys of the other type that the type lacks, and
-    `own` those that only the type has. `times` are the factors of sizes that the type states as
-    multiples.
+    `own` those that only the type has; `more` computes further keys of the other type from its
+    config.json. `times` are the factors of sizes that the type states as multiples. `interleaved`
+    are tensors of which the rows that RoPE rotates together are neighbors, in the type only.
+    `ungated` states that the shared MLP has a gate in the other type only: of a gate of zeros the
+    sigmoid is a half.
     """
 
     keys: Document = field(default_factory=dict[str, Any])
@@ -62,7 +65,10 @@ class Dialect:
     joined: tuple[Joined, ...] = ()
     given: Document = field(default_factory=dict[str, Any])
     own: tuple[str, ...] = ()
+    more: Callable[[Document], Document] = lambda _: {}
     times: Mapping[str, int] = field(default_factory=dict[str, int])
+    interleaved: tuple[str, ...] = ()
+    ungated: bool = False
 
     def rename(self, document: Document) -> dict[str, Any]:
         """Return a config.json with the names of the type for those of the other type."""
@@ -81,16 +87,19 @@ class Dialect:
         }
         kept |= {key: kept[key] // factor for key, factor in self.times.items() if key in kept}
         kept.setdefault("num_key_value_heads", kept["num_attention_heads"])
-        return {**kept, **self.given, "model_type": model_type}
+        return {**kept, **self.given, **self.more({**document, **kept}), "model_type": model_type}
 
     def tensors(self, given: Tensors, document: Document) -> Tensors:
         """Return the tensors of the type for those of the other type."""
         theirs = self.config("", document)
         made: dict[str, NDArray[Any]] = {}
         for name, array in given.items():
+            if self.ungated and ".shared_expert_gate." in name:
+                continue
             joined = next((each for each in self.joined if _find(name, each.parts)), None)
             if joined is None:
-                made[self._replace(name)] = array
+                own = self._replace(name)
+                made[own] = self._turn(own, array, theirs) * self._share(name, 0.5, array)
                 continue
             if joined.parts[0] not in name:
                 continue
@@ -107,7 +116,12 @@ class Dialect:
         for name, array in given.items():
             joined = next((each for each in self.joined if each.name in name), None)
             if joined is None:
-                made[self._replace(name, is_back=True)] = array
+                other = self._replace(name, is_back=True)
+                turned = self._turn(name, array, theirs, is_back=True)
+                made[other] = turned * self._share(other, 2, array)
+                if self.ungated and other.endswith(".mlp.gate.weight"):
+                    gate = other.replace(".gate.", ".shared_expert_gate.")
+                    made[gate] = np.zeros((1, array.shape[1]), array.dtype)
                 continue
             counts = joined.count_rows(len(array), theirs)
             order = invert(joined.find_order(counts, theirs))
@@ -116,6 +130,19 @@ class Dialect:
                 own = name.replace(joined.name, part)
                 made[self._replace(own, is_back=True)] = np.ascontiguousarray(values)
         return made
+
+    def _share(self, name: str, factor: float, array: NDArray[Any]) -> Any:
+        is_shared = self.ungated and ".shared_expert.down_proj." in name
+        return array.dtype.type(factor if is_shared else 1)
+
+    def _turn(
+        self, own: str, array: NDArray[Any], theirs: Document, *, is_back: bool = False
+    ) -> NDArray[Any]:
+        if not _find(own, self.interleaved):
+            return array
+        size = theirs.get("head_dim") or theirs["hidden_size"] // theirs["num_attention_heads"]
+        order = interleaved_order(len(array) // size, size)
+        return array[list(invert(order) if is_back else order)]
 
     def _replace(self, name: str, *, is_back: bool = False) -> str:
         for theirs, own in reversed(self.names) if is_back else self.names:
@@ -126,6 +153,18 @@ class Dialect:
 def _find(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
+
+_GPT_NAMES = (
+    ("model.embed_tokens.", "transformer.wte."),
+    ("model.norm.", "transformer.ln_f."),
+    ("model.layers.", "transformer.h."),
+    (".input_layernorm.", ".ln_1."),
+    (".post_attention_layernorm.", ".ln_2."),
+)
+_GPT_KEYS = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}  # fmt: skip
 
 # The dialects, by type: the other type, the class of the type, and the names.
 DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
@@ -158,11 +197,7 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         own=("no_bias", "rotary_pct"),
         times={"intermediate_size": 2},
         names=(
-            ("model.embed_tokens.", "transformer.wte."),
-            ("model.norm.", "transformer.ln_f."),
-            ("model.layers.", "transformer.h."),
-            (".input_layernorm.", ".ln_1."),
-            (".post_attention_layernorm.", ".ln_2."),
+            *_GPT_NAMES,
             (".self_attn.o_proj.", ".attn.c_proj."),
             (".mlp.up_proj.", ".mlp.w1."),
             (".mlp.gate_proj.", ".mlp.w2."),
@@ -176,16 +211,85 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
             "hidden_act": "activation_function",
         },
         names=(
-            ("model.embed_tokens.", "transformer.wte."),
-            ("model.norm.", "transformer.ln_f."),
-            ("model.layers.", "transformer.h."),
-            (".input_layernorm.", ".ln_1."),
-            (".post_attention_layernorm.", ".ln_2."),
+            *_GPT_NAMES,
             (".self_attn.", ".attn.attention."),
             (".o_proj.", ".out_proj."),
             (".mlp.gate_proj.", ".mlp.c_fc_0."),
             (".mlp.up_proj.", ".mlp.c_fc_1."),
             (".mlp.down_proj.", ".mlp.c_proj."),
         ),
+    )),
+    "chatglm": ("glm", "ChatGLMForConditionalGeneration", Dialect(
+        keys={
+            "vocab_size": "padded_vocab_size", "max_position_embeddings": "seq_length",
+            "num_hidden_layers": "num_layers", "num_key_value_heads": "multi_query_group_num",
+            "head_dim": "kv_channels", "intermediate_size": "ffn_hidden_size",
+            "rms_norm_eps": "layernorm_epsilon", "attention_bias": "add_qkv_bias",
+        },
+        own=("rope_ratio", "multi_query_attention"),
+        given={"rope_parameters": None},
+        more=lambda document: {"rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0 * document.get("rope_ratio", 1),
+            "partial_rotary_factor": 0.5,
+        }},
+        names=(
+            ("lm_head.", "transformer.output_layer."),
+            ("model.embed_tokens.", "transformer.embedding.word_embeddings."),
+            ("model.norm.", "transformer.encoder.final_layernorm."),
+            ("model.layers.", "transformer.encoder.layers."),
+            (".self_attn.o_proj.", ".self_attention.dense."),
+            (".mlp.gate_up_proj.", ".mlp.dense_h_to_4h."),
+            (".mlp.down_proj.", ".mlp.dense_4h_to_h."),
+        ),
+        joined=(Joined(".self_attention.query_key_value.", QKV),),
+    )),
+    "codeshell": ("starcoder2", "CodeShellForCausalLM", Dialect(
+        keys={
+            **_GPT_KEYS, "num_key_value_heads": "num_query_groups",
+            "intermediate_size": "n_inner", "norm_epsilon": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+        own=("position_embedding_type",),
+        given={"sliding_window": None, "use_bias": True},
+        more=lambda document: {
+            "intermediate_size": document.get("intermediate_size") or 4 * document["hidden_size"]
+        },
+        names=(*_GPT_NAMES, (".self_attn.o_proj.", ".attn.c_proj.")),
+        joined=(Joined(".attn.c_attn.", QKV),),
+    )),
+    "maincoder": ("hunyuan_v1_dense", "MaincoderForCausalLM", Dialect(
+        own=("use_qk_norm",),
+        interleaved=(".q_proj.", ".k_proj.", ".q_norm.", ".k_norm."),
+        names=((".query_layernorm.", ".q_norm."), (".key_layernorm.", ".k_norm.")),
+    )),
+    "bailing_moe_v2": ("glm4_moe", "BailingMoeV2ForCausalLM", Dialect(
+        keys={
+            "n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts",
+            "attention_bias": "use_qkv_bias",
+        },
+        own=("use_bias",),
+        given={"use_qk_norm": True},
+        more=lambda document: {"head_dim": document.get("head_dim")
+                               or document["hidden_size"] // document["num_attention_heads"]},
+        names=(
+            ("model.embed_tokens.", "model.word_embeddings."),
+            (".self_attn.q_norm.", ".attention.query_layernorm."),
+            (".self_attn.k_norm.", ".attention.key_layernorm."),
+            (".self_attn.o_proj.", ".attention.dense."),
+            (".e_score_correction_bias", ".expert_bias"),
+        ),
+        joined=(Joined(".attention.query_key_value.", QKV),),
+    )),
+    "deepseek": ("qwen2_moe", "DeepseekForCausalLM", Dialect(
+        keys={"num_experts": "n_routed_experts"},
+        own=("n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "scoring_func"),
+        given={"qkv_bias": False},
+        more=lambda document: {
+            "mlp_only_layers": list(range(document.get("first_k_dense_replace", 0))),
+            "shared_expert_intermediate_size": document["n_shared_experts"]
+            * document["moe_intermediate_size"],
+        },
+        names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
+        ungated=True,
     )),
 }  # fmt: skip

@@ -321,7 +321,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "dense_granite": "rules:is_dense_granite",
     }),
     "not_run": _refer({}),
-    "copied": _refer({}),
+    "copied": _refer({"tied_output": "rules:copy_tied_output"}),
 })  # fmt: skip
 
 # The same of towers.

@@ -121,6 +121,14 @@ def is_xlm_roberta(metadata: Mapping[str, MetadataValue]) -> bool:
     return model is not None and model.content == "t5" and not is_camembert(metadata)
 
 
+# CodeShell
+
+
+def copy_tied_output(config: Any) -> Mapping[str, str]:
+    """Return the output of a tied model as a copy of the embedding, which llama.cpp requires."""
+    return {"output.weight": "token_embd.weight"} if config.tied else {}
+
+
 # Command R and Command R7B
 
 _LAYERS_WITH_NORMS = 64
