@@ -9,6 +9,7 @@ import pytest
 
 from each import each
 from lazy import torch, transformers
+from tiny import write
 from weightctl import DeviceRef, DType, convert, open_weights
 from weightctl.engine import Generation, generate
 from weightctl.errors import ArchitectureError, EngineError
@@ -103,3 +104,9 @@ def test_unusable_counts_and_texts_are_refused(llama: Path) -> None:
 def test_models_that_do_not_continue_a_text_are_refused(family: Callable[[str], Made]) -> None:
     with pytest.raises(ArchitectureError, match="do not continue a text"):
         Generation(open_weights(family("bert").path))
+
+
+def test_a_model_for_diffusion_of_texts_does_not_continue_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "dream", "dream")
+    with pytest.raises(ArchitectureError, match="do not continue a text"):
+        Generation(open_weights(path))

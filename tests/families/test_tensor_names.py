@@ -124,6 +124,7 @@ STATED: dict[str, dict[str, Any]] = {
     "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "llada": {"block_type": "llama", "layer_norm_type": "rms", "rope": True},
     "orion": {"attention_bias": False},
     "rwkv6": {"head_size": 8},
     "rwkv7": {"head_dim": 8},

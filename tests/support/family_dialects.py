@@ -154,6 +154,7 @@ def _find(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
 
+_SEES_AHEAD = {"is_causal": False}
 _GPT_NAMES = (
     ("model.embed_tokens.", "transformer.wte."),
     ("model.norm.", "transformer.ln_f."),
@@ -292,4 +293,49 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
         ungated=True,
     )),
+    "PanguEmbedded": ("llama", "PanguEmbeddedForCausalLM", Dialect(
+        keys={"attention_bias": "bias"},
+    )),
+    "Dream": ("qwen2", "DreamModel", Dialect(given=_SEES_AHEAD)),
+    "rnd1": ("qwen3_moe", "RND1LM", Dialect(
+        keys={"num_local_experts": "num_experts"},
+        given=_SEES_AHEAD,
+    )),
+    "llada": ("llama", "LLaDAModelLM", Dialect(
+        keys={
+            "max_position_embeddings": "max_sequence_length", "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "num_key_value_heads": "n_kv_heads", "intermediate_size": "mlp_hidden_size",
+            "tie_word_embeddings": "weight_tying", "hidden_act": "activation_type",
+        },
+        own=("layer_norm_type", "block_type", "rope"),
+        given=_SEES_AHEAD,
+        names=(
+            ("model.embed_tokens.", "model.transformer.wte."),
+            ("model.norm.", "model.transformer.ln_f."),
+            ("model.layers.", "model.transformer.blocks."),
+            (".input_layernorm.", ".attn_norm."),
+            (".post_attention_layernorm.", ".ff_norm."),
+            (".self_attn.o_proj.", ".attn_out."),
+            (".self_attn.q_proj.", ".q_proj."),
+            (".self_attn.k_proj.", ".k_proj."),
+            (".self_attn.v_proj.", ".v_proj."),
+            (".mlp.gate_proj.", ".ff_proj."),
+            (".mlp.up_proj.", ".up_proj."),
+            (".mlp.down_proj.", ".ff_out."),
+            ("lm_head.", "model.transformer.ff_out."),
+        ),
+    )),
+    "llada_moe": ("qwen3_moe", "LLaDAMoEModelLM", Dialect(
+        keys={
+            "moe_intermediate_size": "expert_intermediate_size",
+            "num_local_experts": "num_experts",
+            "intermediate_size": "dense_intermediate_size",
+        },
+        own=("qk_layernorm",),
+        given={**_SEES_AHEAD, "norm_topk_prob": False},
+        more=lambda document: {"head_dim": document["hidden_size"]
+                               // document["num_attention_heads"]},
+    )),
+    "llama_bidirec": ("llama", "LlamaBidirectionalModel", Dialect(given=_SEES_AHEAD)),
 }  # fmt: skip

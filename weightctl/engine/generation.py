@@ -98,7 +98,8 @@ class Generation:
     ) -> None:
         model = recognize(checkpoint)
         network = build_network(model, dtype)
-        if network.INPUTS != ("tokens",) or not hasattr(network, "output"):
+        sees_ahead = not getattr(model.config, "causal", True)
+        if network.INPUTS != ("tokens",) or not hasattr(network, "output") or sees_ahead:
             raise ArchitectureError(
                 f"{model.where}: models of the family {model.family.name} do not continue a text"
             )
