@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -406,6 +407,33 @@ def test_the_text_model_of_a_multimodal_checkpoint_is_run(kind: str, tmp_path: P
     (found,) = executed(network.graph(), np.array([TOKENS]), weights=model.weights)
     assert np.abs(found[0] - expected).max() < 1e-3
     assert model.family.name == ("mistral4" if kind == "mistral4" else "mistral3")
+
+
+def test_the_text_model_of_exaone_4_5_is_run_and_converted(tmp_path: Path) -> None:
+    # The releases have another type of the text model than transformers writes now.
+    config = transformers.CONFIG_MAPPING["exaone4_5"](
+        text_config=TEXTS["mistral"] | {"model_type": "exaone4_5_text", "sliding_window": 8},
+        vision_config={"hidden_size": 32, "intermediate_size": 32, "depth": 1, "num_heads": 2,
+                       "num_key_value_heads": 2, "out_hidden_size": 64},
+        image_token_id=60, video_token_id=61,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Exaone4_5_ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "hf")
+    config_file = tmp_path / "hf" / "config.json"
+    document = json.loads(config_file.read_text())
+    assert document["text_config"]["model_type"] == "exaone4"
+    document["text_config"]["model_type"] = "exaone4_5_text"
+    config_file.write_text(json.dumps(document))
+    convert(tmp_path / "hf", tmp_path / "text.gguf", to="gguf", dtype="f32")
+    for path in (tmp_path / "hf", tmp_path / "text.gguf"):
+        found = recognize(open_weights(path))
+        network = build_network(found)
+        (made,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
+        assert np.abs(made[0] - expected).max() < 1e-4
+    assert found.family.name == "exaone4"
 
 
 def test_what_a_multimodal_checkpoint_sees_with_is_left_out(tmp_path: Path) -> None:

@@ -47,10 +47,11 @@ def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
 def text_of_type(document: Mapping[str, Any], usual: str) -> Mapping[str, Any]:
     """Return the config of a text model in that of a multimodal model.
 
-    Raises `ValueError` if it has another `model_type` than `usual`.
+    Its `model_type` is `usual`, or that of the multimodal model with `_text`, as in the releases of
+    EXAONE 4.5. Raises `ValueError` if it is another.
     """
     kind = object_of(document, _TEXT).get(_TYPE, usual)
-    if kind != usual:
+    if kind not in {usual, f"{document[_TYPE]}_text"}:
         raise ValueError(
             f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does not "
             f"support in models of the type {document[_TYPE]}; it supports {usual}"
