@@ -99,6 +99,7 @@ OWN = {
     "helium",
     "hy_v3",
     "mellum",
+    "opt",
     "recurrent_gemma",
 }
 

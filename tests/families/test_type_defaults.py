@@ -144,6 +144,7 @@ UNREAD_OF = {
     "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm4_moe_lite": {"qk_head_dim"},
+    "opt": {"dropout", "init_std", "layerdrop"},
     "mellum": {"mtp_layer_types", "mtp_mlp_layer_types", "num_nextn_predict_layers"},
     "youtu": {"embedding_initializer_range", "head_dim", "qk_head_dim"},
     "hy_v3": {"enable_moe_fp32_combine"},

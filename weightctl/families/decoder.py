@@ -136,6 +136,7 @@ class DecoderConfig:
     Positions:
 
     - `position`: how positions are encoded; `alibi_bias` is the largest exponent of ALiBi's slopes.
+      A table of learned positions begins with `position_offset` rows that are never looked up.
     - `rope_base`, `rope_scaling`: the base of RoPE, and its scaling.
     - `rope_dimensions`: how many elements of each head are rotated.
     - `rope_interleaved`: whether the elements of a pair are neighbors, as usual in GGUF, instead of
@@ -281,6 +282,7 @@ class DecoderConfig:
 
     position: Literal["rope", "learned", "alibi", "relative", "none"] = "rope"
     alibi_bias: float = 8.0
+    position_offset: int = 0
     rope_base: float = 10000.0
     rope_dimensions: int = 0
     rope_scaling: RopeScaling | None = None
@@ -345,6 +347,11 @@ class DecoderConfig:
     def indexer_queries(self) -> int:
         """The number of elements of the indexer's queries."""
         return self.indexer_heads * self.indexer_size
+
+    @property
+    def position_rows(self) -> int:
+        """The number of rows of the table of learned positions."""
+        return self.context + self.position_offset
 
     @property
     def lru_size(self) -> int:

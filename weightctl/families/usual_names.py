@@ -91,7 +91,7 @@ def _all_experts(part: str, name: str, outputs: Extent, inputs: Extent) -> Name:
 
 _OF_MODEL = (
     _matrix("embedding", "token_embd", "model.embed_tokens", ("vocabulary",)),
-    _matrix("position_embedding", "position_embd", "model.embed_positions", ("context",),
+    _matrix("position_embedding", "position_embd", "model.embed_positions", ("position_rows",),
             is_float32=True),
     _matrix("token_type_embedding", "token_types", "model.token_type_embeddings", ("token_types",),
             is_float32=True),

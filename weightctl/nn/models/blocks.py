@@ -34,7 +34,7 @@ class BlockNetwork(Network):
         self.embedding = Embedding(config.vocabulary, config.hidden, dtype=dtype)
         if config.position == "learned":
             self.position_embedding = Embedding(
-                config.context, config.hidden, dtype=dtype, replicated=True
+                config.position_rows, config.hidden, dtype=dtype, replicated=True
             )
         if token_types:
             self.token_type_embedding = Embedding(
@@ -66,7 +66,7 @@ class BlockNetwork(Network):
                 token_types = ops.constant([[0]], DType.int64, tokens.device)
             x = x + self.token_type_embedding(token_types, self.dtype)
         if config.position == "learned":
-            x = x + self.position_embedding(positions, self.dtype)
+            x = x + self.position_embedding(positions + config.position_offset, self.dtype)
         return self.embedding_norm(x) if config.embedding_norm else x
 
     def rotations(self, positions: Value) -> Beside:
