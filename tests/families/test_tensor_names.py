@@ -98,6 +98,7 @@ OWN = {
     "granite_swa",
     "helium",
     "hy_v3",
+    "hyperclovax",
     "mellum",
     "opt",
     "recurrent_gemma",

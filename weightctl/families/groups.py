@@ -285,6 +285,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "gemma3 window": "rules:find_gemma3_window",
         "glm4_moe head": "rules:find_glm_head",
         "granite sparse layers": "rules:mark_granite_layers",
+        "head scale": "rules:find_head_scale",
         "last layer": "rules:find_last_layer",
         "llama4 layers": "rules:mark_llama4_layers",
         "llama4 norm": "rules:find_llama4_norm",

@@ -584,6 +584,14 @@ def complete_layer_bases(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, _BASES: [base if is_rotated else 0 for is_rotated in document[_BASES]]}
 
 
+# HyperCLOVA X
+
+
+def find_head_scale(fields: Fields) -> float:
+    """Return the usual factor of attention scores."""
+    return float(fields["head_dim"] ** -0.5)
+
+
 # Hunyuan
 
 
