@@ -100,6 +100,7 @@ OWN = {
     "hy_v3",
     "hyperclovax",
     "mellum",
+    "mpnet",
     "opt",
     "recurrent_gemma",
 }
@@ -373,7 +374,7 @@ def test_names_are_known_without_their_prefix(make: Any, prefix: str) -> None:
 
 # Their files have the names of the bare model.
 BARE = {
-    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "nomic_bert", "roberta",
+    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "mpnet", "nomic_bert", "roberta",
     "xlm_roberta",
 }  # fmt: skip
 
@@ -494,7 +495,7 @@ def test_a_bias_is_cut_as_the_outputs_that_it_is_added_to(line: Name) -> None:
 
 def test_what_is_for_all_layers_is_never_cut() -> None:
     assert {name for name, each in ROLES.items() if each.all_layers} == {
-        "rope_factors", "long_rope_factors", "short_rope_factors",
+        "relative_bias", "rope_factors", "long_rope_factors", "short_rope_factors",
     }  # fmt: skip
     assert not any(each.extents for each in ROLES.values() if each.all_layers)
 

@@ -121,7 +121,10 @@ UNREAD_OF = {
         "norm_type",
         "verbose",
     },
-    **{kind: {"tie_word_embeddings"} for kind in ("bert", "roberta", "xlm-roberta", "camembert")},
+    **{
+        kind: {"tie_word_embeddings"}
+        for kind in ("bert", "roberta", "xlm-roberta", "camembert", "mpnet")
+    },
     "distilbert": {
         "dropout",
         "is_decoder",

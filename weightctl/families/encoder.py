@@ -18,6 +18,8 @@ class EncoderConfig(DecoderConfig):
 
     - `token_types`: the number of token types, each with an embedding, or 0.
     - `padding`: the id of the padding token.
+    - `buckets`, `farthest`: if `buckets` is not 0, each head adds a value to a score, by the bucket
+      of the distance, as in an `EncoderDecoderConfig`.
     - `labels`: the number of labels of the classifier head, or 0 without a head. The head is a
       projection, with a bias if `head_bias`, the `head_activation`, a norm if `head_norm`, and a
       projection to a value for each label.
@@ -26,6 +28,8 @@ class EncoderConfig(DecoderConfig):
 
     token_types: int = 0
     padding: int = 0
+    buckets: int = 0
+    farthest: int = 128
     labels: int = 0
     head_activation: str = "tanh"
     head_bias: bool = True

@@ -95,6 +95,8 @@ _OF_MODEL = (
             is_float32=True),
     _matrix("token_type_embedding", "token_types", "model.token_type_embeddings", ("token_types",),
             is_float32=True),
+    Name(module="relative_bias", gguf="attn_rel_b", hugging_face="model.relative_attention_bias",
+         axes=WeightAxes(("buckets",), ("heads",), all_layers=True), is_float32=True),
     _vector("embedding_norm", "token_embd_norm", "model.embed_norm"),
     _vector("rope_factors", "rope_freqs", None, "pairs", when=_IF_FACTORS, all_layers=True),
     _vector("long_rope_factors", "rope_factors_long", None, "pairs", when=_IF_FACTORS,

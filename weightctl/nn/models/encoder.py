@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weightctl.dtype import DType
@@ -11,6 +12,7 @@ from weightctl.nn.linear import Linear
 from weightctl.nn.mlp import ACTIVATIONS
 from weightctl.nn.models.block import make_norm
 from weightctl.nn.models.blocks import BlockNetwork
+from weightctl.nn.models.encoder_decoder import RelativeBias
 from weightctl.nn.module import Divisible
 from weightctl.nn.weight_names import all_weights
 
@@ -33,6 +35,8 @@ class TextEncoder(BlockNetwork):
 
     def __init__(self, config: EncoderConfig, dtype: DType = DType.float32) -> None:
         super().__init__(config, dtype, token_types=config.token_types)
+        if config.buckets:
+            self.relative_bias = RelativeBias(config, is_causal=False, dtype=dtype)
         if config.pre_norms:
             self.norm = make_norm(config, dtype)
         self.has_head = config.labels > 0
@@ -45,8 +49,9 @@ class TextEncoder(BlockNetwork):
     ) -> tuple[Value, Beside]:
         """Return the tokens' vectors, the two masks of the layers, and the cosines and sines.
 
-        The masks state which positions hold tokens, and which of them a window can reach. All
-        tokens are of type 0 unless `token_types` is given.
+        The masks state which positions hold tokens, and which of them a window can reach; with
+        buckets of distances, they are added to the scores. All tokens are of type 0 unless
+        `token_types` is given.
         """
         positions = ops.range(tokens.shape[1], device=tokens.device)
         batch, seq = tokens.shape
@@ -56,6 +61,9 @@ class TextEncoder(BlockNetwork):
             # Attention applies the window to earlier positions; the mask applies it to later ones.
             ahead = positions.reshape((1, seq)) - positions.reshape((seq, 1))
             is_near = is_token & (ahead <= self.config.sliding_window // 2)
+        if self.config.buckets:
+            bias = self.relative_bias(positions)
+            is_token, is_near = (ops.where(mask, bias, -inf) for mask in (is_token, is_near))
         x = self.look_up(tokens, positions, token_types)
         return x, (is_token, is_near, *self.rotations(positions))
 

@@ -20,7 +20,7 @@ from weightctl.nn.module import Module
 from weightctl.nn.precision import weight_as
 
 if TYPE_CHECKING:
-    from weightctl.families.encoder import EncoderDecoderConfig
+    from weightctl.families.encoder import EncoderConfig, EncoderDecoderConfig
     from weightctl.graph.graph import Value
     from weightctl.nn.models.network import Beside
 
@@ -127,7 +127,13 @@ class RelativeBias(Module):
     in Mesh TensorFlow's `_relative_position_bucket`.
     """
 
-    def __init__(self, config: EncoderDecoderConfig, *, is_causal: bool, dtype: DType) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig | EncoderDecoderConfig,
+        *,
+        is_causal: bool,
+        dtype: DType,
+    ) -> None:
         self.weight = Weight("weight", dtype, (config.buckets, config.heads))
         self.is_causal = is_causal
         self.buckets, self.farthest = config.buckets, config.farthest
