@@ -335,6 +335,7 @@ MOST_OF_SPREAD = 2e-3
 # Why a variant is not converted: llama.cpp does not run it, or it is no model of the family.
 REFUSALS = (
     "llama.cpp does not load this", "but llama.cpp would read", "its RoPE uses `llama3` scaling",
+    "sliding windows are not supported in this family",
     "it must be one of `default`, `linear`, `yarn`", "but llama.cpp assumes that they are equal",
     "`lm_head.bias` is not a part of", "experts are not supported",
     "scaling in a model with sliding window layers",

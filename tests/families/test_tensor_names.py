@@ -123,6 +123,7 @@ STATED: dict[str, dict[str, Any]] = {
         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
     },
     "gemma_embedding": {"use_bidirectional_attention": True},
+    "qwen2_embed": {"is_causal": False},
     "granite4": {"num_local_experts": 0, "num_experts_per_tok": 0},
     "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},

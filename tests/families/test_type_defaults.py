@@ -22,7 +22,7 @@ TYPES = [
     (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
 ]
 # Families of which the default config is none, since the type has several.
-OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe"}
+OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_embed"}
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
     "audioflamingo3", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "idefics3",

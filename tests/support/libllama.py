@@ -219,7 +219,10 @@ class Model:
         """Return the embedding of each token, [tokens, hidden]; of them all where it pools."""
         self._lib.llama_set_embeddings(self._context, True)
         hidden = self._lib.llama_model_n_embd(self._model)
-        assert self._lib.llama_encode(self._context, self._batch(tokens, 0, every=True)) == 0
+        # Decoders that also attend to later tokens have a memory, too.
+        has_memory = bool(self._lib.llama_get_memory(self._context))
+        read = self._lib.llama_decode if has_memory else self._lib.llama_encode
+        assert read(self._context, self._batch(tokens, 0, every=True)) == 0
         if self._lib.llama_pooling_type(self._context) > 0:
             found = self._lib.llama_get_embeddings_seq(self._context, 0)
             return np.ctypeslib.as_array(found, (hidden,)).copy()

@@ -320,6 +320,8 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "is_of_config": _refer({
         "bidirectional": "rules:is_bidirectional",
         "dense_granite": "rules:is_dense_granite",
+        "not_causal": "rules:is_not_causal",
+        "qwen2": "rules:is_qwen2",
     }),
     "not_run": _refer({}),
     "copied": _refer({"tied_output": "rules:copy_tied_output"}),

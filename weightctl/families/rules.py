@@ -1024,6 +1024,22 @@ def check_phimoe(fields: Fields) -> Fields:
     return check_decoder(fields)
 
 
+# Qwen2
+
+
+def is_not_causal(document: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a model that also attends to later tokens."""
+    return document.get("is_causal") is False
+
+
+def is_qwen2(document: Mapping[str, Any]) -> bool:
+    """Whether the text model of config.json is a Qwen2 that only attends to earlier tokens."""
+    text = document.get("text_config")
+    if is_object(text):
+        return text.get("model_type") == "qwen2"
+    return document.get("model_type") == "qwen2" and not is_not_causal(document)
+
+
 # Qwen3, mixtures of experts
 
 
