@@ -375,8 +375,8 @@ def test_names_are_known_without_their_prefix(make: Any, prefix: str) -> None:
 
 # Their files have the names of the bare model.
 BARE = {
-    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "mpnet", "nomic_bert", "roberta",
-    "xlm_roberta",
+    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "mpnet", "nomic_bert",
+    "roberta", "xlm_roberta",
 }  # fmt: skip
 
 

@@ -35,7 +35,8 @@ class TextEncoder(BlockNetwork):
 
     def __init__(self, config: EncoderConfig, dtype: DType = DType.float32) -> None:
         super().__init__(config, dtype, token_types=config.token_types)
-        if config.buckets:
+        self.has_relative_bias = config.buckets > 0
+        if self.has_relative_bias:
             self.relative_bias = RelativeBias(config, is_causal=False, dtype=dtype)
         if config.pre_norms:
             self.norm = make_norm(config, dtype)
@@ -61,7 +62,7 @@ class TextEncoder(BlockNetwork):
             # Attention applies the window to earlier positions; the mask applies it to later ones.
             ahead = positions.reshape((1, seq)) - positions.reshape((seq, 1))
             is_near = is_token & (ahead <= self.config.sliding_window // 2)
-        if self.config.buckets:
+        if self.has_relative_bias:
             bias = self.relative_bias(positions)
             is_token, is_near = (ops.where(mask, bias, -inf) for mask in (is_token, is_near))
         x = self.look_up(tokens, positions, token_types)
