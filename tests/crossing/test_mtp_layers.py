@@ -35,6 +35,8 @@ QUICK = {"deepseek_v3", "mimo2"}
 each_form = pytest.mark.parametrize("name", usual(QUICK, FORMS))
 # What all layers of EXAONE MoE for it share, by the names that its converter gives them.
 SHARED_NAMES = {
+    # That of Hunyuan 3, which each layer has.
+    "model.layers.{}.final_layernorm": "model.layers.{}.shared_head.norm",
     "mtp.fc": "model.layers.{}.eh_proj",
     "mtp.pre_fc_norm_embedding": "model.layers.{}.enorm",
     "mtp.pre_fc_norm_hidden": "model.layers.{}.hnorm",
