@@ -113,6 +113,7 @@ SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4,
          "ssm_rank": 3}  # fmt: skip
 # What a config must state.
 STATED: dict[str, dict[str, Any]] = {
+    "baichuan": {"num_hidden_layers": 32},
     "bailingmoe2": {"use_bias": False, "n_group": 1, "topk_group": 1},
     "chatglm": {"multi_query_attention": True},
     "codeshell": {"position_embedding_type": "rope"},
@@ -201,12 +202,13 @@ def test_only_known_families_have_names_of_their_own_in_gguf() -> None:
 
 @each("name", LISTED)
 def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
-    tensors = list(FAMILIES[name].load().tensors(config(name, **with_all(name))))
+    made = config(name, **with_all(name))
+    tensors = list(FAMILIES[name].load().tensors(made))
     # Where experts are stacked, several have one name.
     pairs = {(tensor.gguf, tensor.hugging_face) for tensor in tensors if tensor.hugging_face}
     assert len(pairs) >= 20
     known = 0
-    names = gguf.get_tensor_name_map(LISTED[name], 3)
+    names = gguf.get_tensor_name_map(LISTED[name], max(made.layers, 3))
     for in_gguf, in_hugging_face in pairs:
         # As llama.cpp's script calls what it has stacked.
         stacked = re.sub(r"experts\.\d+", "experts", in_hugging_face)
@@ -233,7 +235,9 @@ def test_both_conventions_say_what_ggufs_own_table_says(name: str) -> None:
         bare = in_gguf and in_gguf.removesuffix(".weight").removesuffix(".bias")
         is_bare = not in_hugging_face.endswith((".weight", ".bias"))
         assert expected in {bare if is_bare else in_gguf, None}, in_hugging_face
-        known += expected is not None
+        # Refact's script takes these apart itself.
+        is_own = name == "refact" and re.search("kv|gate_up", in_hugging_face) is not None
+        known += expected is not None or is_own
     assert known > len(pairs) / 2
 
 

@@ -317,7 +317,7 @@ def _name_judges(family: str) -> str:
     kinds = {case["model_type"] for case in cases}
     others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
     first = f"transformers (as {_codes(others)})" if others else "transformers"
-    first = "its definition in torch" if kinds <= OWN_TYPES else first
+    first = "its definition in torch" if kinds | {*others} <= OWN_TYPES | {*STAND_INS} else first
     if not alone:
         return f"{first}, llama.cpp"
     return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"

@@ -57,7 +57,8 @@ class Dialect:
     config.json. `times` are the factors of sizes that the type states as multiples. `interleaved`
     are tensors of which the rows that RoPE rotates together are neighbors, in the type only.
     `ungated` states that the shared MLP has a gate in the other type only: of a gate of zeros the
-    sigmoid is a half.
+    sigmoid is a half. `unit_rows` is the vocabulary with which the type normalizes the rows of the
+    output.
     """
 
     keys: Document = field(default_factory=dict[str, Any])
@@ -69,6 +70,7 @@ class Dialect:
     times: Mapping[str, int] = field(default_factory=dict[str, int])
     interleaved: tuple[str, ...] = ()
     ungated: bool = False
+    unit_rows: int = 0
 
     def rename(self, document: Document) -> dict[str, Any]:
         """Return a config.json with the names of the type for those of the other type."""
@@ -118,6 +120,8 @@ class Dialect:
             if joined is None:
                 other = self._replace(name, is_back=True)
                 turned = self._turn(name, array, theirs, is_back=True)
+                if other == "lm_head.weight" and len(array) == self.unit_rows:
+                    turned = turned / np.linalg.norm(turned, axis=-1, keepdims=True)
                 made[other] = turned * self._share(other, 2, array)
                 if self.ungated and other.endswith(".mlp.gate.weight"):
                     gate = other.replace(".gate.", ".shared_expert_gate.")
@@ -154,6 +158,11 @@ def _find(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
 
+def _divide(document: Document) -> int:
+    """Return the size of a head if all of them together are as wide as the hidden size."""
+    return int(document["hidden_size"] // document["num_attention_heads"])
+
+
 _SEES_AHEAD = {"is_causal": False}
 _GPT_NAMES = (
     ("model.embed_tokens.", "transformer.wte."),
@@ -183,9 +192,15 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         ),
         joined=(Joined(".attention.wqkv.", QKV, by_group=True),),
     )),
-    "baichuan": ("llama", "BaichuanForCausalLM", Dialect(
+    "baichuan": ("own_llama", "BaichuanForCausalLM", Dialect(
         keys={"max_position_embeddings": "model_max_length"},
+        given={"head_dim": None, "num_key_value_heads": None},
+        more=lambda document: {
+            "alibi": document["num_hidden_layers"] == 40, "head_dim": _divide(document),
+            "num_key_value_heads": document["num_attention_heads"],
+        },
         joined=(Joined(".self_attn.W_pack.", QKV),),
+        unit_rows=125696,
     )),
     "xverse": ("llama", "XverseForCausalLM", Dialect()),
     "orion": ("stablelm", "OrionForCausalLM", Dialect(
@@ -270,8 +285,7 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         },
         own=("use_bias",),
         given={"use_qk_norm": True},
-        more=lambda document: {"head_dim": document.get("head_dim")
-                               or document["hidden_size"] // document["num_attention_heads"]},
+        more=lambda document: {"head_dim": document.get("head_dim") or _divide(document)},
         names=(
             ("model.embed_tokens.", "model.word_embeddings."),
             (".self_attn.q_norm.", ".attention.query_layernorm."),
@@ -334,8 +348,26 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         },
         own=("qk_layernorm",),
         given={**_SEES_AHEAD, "norm_topk_prob": False},
-        more=lambda document: {"head_dim": document["hidden_size"]
-                               // document["num_attention_heads"]},
+        more=lambda document: {"head_dim": _divide(document)},
     )),
     "llama_bidirec": ("llama", "LlamaBidirectionalModel", Dialect(given=_SEES_AHEAD)),
+    "gpt_refact": ("own_llama", "GPTRefactForCausalLM", Dialect(
+        keys={**_GPT_KEYS, "rms_norm_eps": "layer_norm_epsilon"},
+        own=("multi_query",),
+        given={
+            "alibi": True, "head_dim": None, "intermediate_size": None, "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        more=lambda document: {
+            "head_dim": _divide(document),
+            "intermediate_size": -(-(8 * document["hidden_size"] // 3) // 256) * 256,
+        },
+        names=(
+            *_GPT_NAMES,
+            (".self_attn.q_proj.", ".attn.q."),
+            (".self_attn.o_proj.", ".attn.c_proj."),
+            (".mlp.down_proj.", ".mlp.c_proj."),
+        ),
+        joined=(Joined(".attn.kv.", QKV[1:]), Joined(".mlp.gate_up_proj.", GATE_UP)),
+    )),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
+import own_llama  # noqa: F401  # it registers a type
 from lazy import torch, transformers
 
 # PLaMo 2 as a model of transformers, which lacks it: the definition, in torch.

@@ -19,7 +19,7 @@ from weightctl.plan.plan import Plan
 from weightctl.split import Cut, Part, part_shape
 from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
 from weightctl.weights.info import Origin, TensorInfo
-from weightctl.weights.steps.numbers import AsFloat32, Constant, Plus
+from weightctl.weights.steps.numbers import AsFloat32, Constant, Plus, UnitRows
 from weightctl.weights.steps.rows import RowOrder, RowRange, StackedEntry
 from weightctl.weights.steps.sliced import Sliced, read_part, runs, unfit
 from weightctl.weights.steps.stacked import Stacked
@@ -56,6 +56,7 @@ MADE: list[tuple[Step, list[str], NDArray[Any]]] = [
     (AsFloat32(), ["half"], A.astype(np.float16).astype(np.float32)),
     (Plus(1.0), ["half"], A.astype(np.float16).astype(np.float32) + 1),
     (Plus(-1.0), ["a"], A - 1),
+    (UnitRows(), ["a"], A / np.sqrt(np.square(A).sum(-1, keepdims=True))),
     (Transposed(), ["a"], A.T),
     (Transposed(), ["half"], A.T.astype(np.float16)),
     (Constant(NUMBERS, "of the config"), [], NUMBERS),

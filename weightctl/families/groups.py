@@ -148,6 +148,7 @@ STEPS = _refer({
     "squeeze_all": "steps:squeeze_all",
     "tiled_columns": "steps:TILED_COLUMNS",
     "transpose": "steps:TRANSPOSED",
+    "unit_rows": "rules:normalize_rows",
     "turn_heads": "steps:turn_heads",
 })  # fmt: skip
 
@@ -270,6 +271,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "default": _refer({
         "all layers": "hybrid:mark_all",
+        "baichuan positions": "rules:find_baichuan_positions",
         "bamba indices": "rules:list_indices",
         "bamba layers": "rules:mark_indices",
         "context of table": "rules:find_context",
@@ -294,6 +296,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "modernbert pooling": "rules:find_pooling",
         "no indices": "rules:list_no_indices",
         "no layers": "hybrid:mark_none",
+        "refact width": "rules:find_refact_width",
         "rotated share": "rope:find_rotated_share",
         "rows of table": "rules:find_rows",
         "stated window": "rules:find_stated_window",

@@ -29,6 +29,7 @@ from weightctl.families.layers import (
     standard_windows,
     with_layer_types,
 )
+from weightctl.families.modules import Change
 from weightctl.families.multimodal import standard_llama, standard_text, take_text
 from weightctl.families.rope import (
     GEMMA_ROPE,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from weightctl.families.config_keys import Fields
-    from weightctl.families.modules import Change
     from weightctl.weights.metadata import MetadataValue
 
 # AFMoE
@@ -57,6 +57,36 @@ def find_unlike_afmoe(fields: Fields) -> str | None:
     if fields["rotated_layers"] != every_but(4)(fields):
         return "its layers with full attention are not exactly every fourth layer"
     return None
+
+
+# Baichuan
+
+_POSITIONS = {32: "rope", 40: "alibi"}
+
+
+def find_baichuan_positions(fields: Fields) -> str:
+    """Return how positions are encoded, which follows from the number of layers only."""
+    found = _POSITIONS.get(fields["layers"])
+    if found is None:
+        raise ValueError(
+            f"(the encoding of positions) is not known for {fields['layers']} layers: models of 32 "
+            "layers have RoPE, and those of 40 layers ALiBi"
+        )
+    return found
+
+
+def normalize_rows(vocabulary: int) -> Change:
+    """Return the change of an output whose rows are normalized in models with this vocabulary.
+
+    The code of Baichuan 2 does this, and that of Baichuan does not; config.json does not say so.
+    """
+    from weightctl.weights.steps.numbers import UnitRows
+
+    return Change(
+        lambda config: UnitRows() if config.vocabulary == vocabulary else None,
+        lambda _: None,
+        runs_as="gguf",
+    )
 
 
 # Bailing
@@ -1154,6 +1184,14 @@ def check_recurrent_gemma(fields: Fields) -> Fields:
             f"{heads} heads"
         )
     return check_decoder(fields)
+
+
+# Refact
+
+
+def find_refact_width(fields: Fields) -> int:
+    """Return the width of the MLP: two thirds of 4 times the hidden size, in steps of 256."""
+    return -(-(8 * int(fields["hidden"]) // 3) // 256) * 256
 
 
 # RoBERTa

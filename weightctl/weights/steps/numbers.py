@@ -108,6 +108,34 @@ class Multiplied(OnFloat32):
 
 
 @dataclass(frozen=True, slots=True)
+class UnitRows(OnFloat32):
+    """Each row divided by its length, in float32. A row of zeros stays."""
+
+    def read_into(
+        self, inputs: Sequence[ReadableTensor], start: int, buffer: memoryview, /
+    ) -> None:
+        """Decode the rows that contain the requested range, and divide them."""
+        import numpy as np
+
+        width = inputs[0].info.shape[-1]
+        first, end = start // 4, (start + len(buffer)) // 4
+        rows = -(-end // width) - first // width
+        made = np.frombuffer(buffer, np.float32)
+        step = max(_RUN // width, 1)
+        for row in range(0, rows, step):
+            count = min(step, rows - row)
+            at = (first // width + row) * width
+            values = read_floats(inputs[0], at, count * width).reshape(count, width)
+            lengths = np.sqrt(np.square(values).sum(-1, keepdims=True))
+            values = (values / np.maximum(lengths, np.float32(1e-12))).ravel()
+            low, high = max(first - at, 0), min(end - at, count * width)
+            made[at + low - first : at + high - first] = values[low:high]
+
+    def __str__(self) -> str:
+        return "rows of length 1"
+
+
+@dataclass(frozen=True, slots=True)
 class Doubled:
     """Each value times 2 to the power of `times`, which may be negative.
 

@@ -1,0 +1,111 @@
+"""A llama of transformers with parts that some types have and its own types lack."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar
+
+import transformers
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.llama import modeling_llama as llama
+
+from lazy import torch
+
+TYPE = "own_llama"
+
+
+class OwnLlamaConfig(llama.LlamaConfig):
+    """The config of a llama that may have ALiBi in place of RoPE, and layers without some parts.
+
+    `widths` and `shared` are the widths of the MLP and the numbers of KV heads by layer, 0 for
+    none. If `parallel`, attention and MLP read the same norm.
+    """
+
+    model_type = TYPE
+
+    alibi: bool = False
+    parallel: bool = False
+    widths: list[int] | None = None
+    shared: list[int] | None = None
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: OwnLlamaConfig, number: int) -> None:
+        super().__init__()
+        own = copy.copy(config)
+        own.intermediate_size = config.widths[number] if config.widths else own.intermediate_size
+        own.num_key_value_heads = (
+            config.shared[number] if config.shared else own.num_key_value_heads
+        )
+        self.has_attention, self.has_mlp = own.num_key_value_heads > 0, own.intermediate_size > 0
+        self.is_parallel = config.parallel
+        if self.has_attention:
+            self.input_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.self_attn = llama.LlamaAttention(own, number)
+        if self.has_mlp:
+            self.mlp = llama.LlamaMLP(own)
+            if not config.parallel:
+                self.post_attention_layernorm = llama.LlamaRMSNorm(
+                    config.hidden_size, config.rms_norm_eps
+                )
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, rope: Any) -> torch.Tensor:
+        if self.is_parallel:
+            normed = self.input_layernorm(x)
+            return x + self.self_attn(normed, rope, mask)[0] + self.mlp(normed)
+        if self.has_attention:
+            x = x + self.self_attn(self.input_layernorm(x), rope, mask)[0]
+        return x + self.mlp(self.post_attention_layernorm(x)) if self.has_mlp else x
+
+
+class _Model(nn.Module):
+    def __init__(self, config: OwnLlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(_Layer(config, n) for n in range(config.num_hidden_layers))
+        self.norm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+def _slopes(heads: int) -> torch.Tensor:
+    """Return the slopes of ALiBi; beyond a power of 2, every other one of the next power of 2."""
+    whole = 2 ** math.floor(math.log2(heads))
+    more = [2 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
+    return torch.tensor([2 ** (-8 * (head + 1) / whole) for head in range(whole)] + more)
+
+
+class OwnLlamaForCausalLM(transformers.PreTrainedModel):
+    config_class = OwnLlamaConfig
+    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: OwnLlamaConfig) -> None:
+        super().__init__(config)
+        self.model = _Model(config)
+        self.rotary = llama.LlamaRotaryEmbedding(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
+        x = self.model.embed_tokens(input_ids)
+        positions = torch.arange(input_ids.shape[1])[None]
+        distance = positions - positions.T
+        mask = torch.where(distance > 0, -torch.inf, 0.0)[None, None]
+        rope = self.rotary(x, positions)
+        if self.config.alibi:
+            slopes = _slopes(self.config.num_attention_heads)[None, :, None, None]
+            mask = mask + distance.clamp(max=0) * slopes
+            rope = (torch.ones_like(rope[0]), torch.zeros_like(rope[1]))
+        for layer in self.model.layers:
+            x = layer(x, mask, rope)
+        return CausalLMOutput(logits=self.lm_head(self.model.norm(x)))
+
+
+transformers.AutoConfig.register(TYPE, OwnLlamaConfig)
+transformers.AutoModelForCausalLM.register(OwnLlamaConfig, OwnLlamaForCausalLM)
