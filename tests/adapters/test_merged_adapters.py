@@ -98,6 +98,16 @@ def test_an_adapter_and_its_negative_cancel(
     assert largest_difference(tmp_path / "out", model.base) < 1e-6
 
 
+def test_a_mapping_has_the_weights_of_adapters(
+    models: dict[str, AdaptedModel], tmp_path: Path
+) -> None:
+    model = models["plain"]
+    weightctl.merge(model.base, {str(model.adapter): 0.5}, tmp_path / "mapping")
+    weightctl.merge(model.base, [(str(model.adapter), 0.5)], tmp_path / "pairs")
+    assert largest_difference(tmp_path / "mapping", tmp_path / "pairs") == 0
+    assert largest_difference(tmp_path / "mapping", model.base) > 1e-6
+
+
 def test_weights_keep_their_type(models: dict[str, AdaptedModel], tmp_path: Path) -> None:
     model = models["plain"]
     weightctl.convert(model.base, tmp_path / "half", dtype="bf16")

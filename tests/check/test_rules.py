@@ -181,10 +181,10 @@ def test_a_template_in_a_gguf_is_checked(tmp_path: Path) -> None:
 def test_without_jinja_templates_are_noted(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from weightctl.check import template
+    from weightctl.translate.tokenizer import template_syntax
 
     path = copied(models / "model", tmp_path)
-    template._make_parser.cache_clear()
+    template_syntax._make_environment.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     checked = check(path)
     assert checked.findings == ()

@@ -18,10 +18,13 @@ from build import safetensors_of
 from commands import TINY
 from commands import run_command as weightctl
 from terminal import on_a_terminal
-from weightctl import Plan, WeightData, diff, open_weights
+from weightctl import Plan, WeightData, diff, open_weights, stat, verify
 from weightctl.cli import app
 from weightctl.errors import WeightctlError
+from weightctl.inspection.metadata import compare_metadata
 from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.weights.info import Header
+from weightctl.weights.metadata import MetadataValue
 from weightctl.write.save import save
 from weightctl.write.targets import target
 
@@ -149,7 +152,59 @@ def test_a_tied_name_counts_with_what_it_is_tied_to(tmp_path: Path) -> None:
     }
     untied = small_checkpoints.write(tmp_path, "untied", stored)
     done = weightctl("diff", small_checkpoints.tied(tmp_path), untied, "--hash")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 tensors, no difference")
+    assert done.stdout.splitlines()[-1] == "2 tensors, no difference"
+
+
+def changed_metadata(tmp_path: Path) -> tuple[Path, Path]:
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    weightctl("convert", TINY, first)
+    weightctl("convert", TINY, second)
+    weightctl(
+        *("edit", second, "--set", "general.name=Other", "--set", "llama.rope.freq_base=5e5"),
+        *("--set", "note=text", "--unset", "general.size_label"),
+    )
+    return first, second
+
+
+def test_keys_of_the_metadata_that_differ_are_listed(tmp_path: Path) -> None:
+    first, second = changed_metadata(tmp_path)
+    done = weightctl("diff", first, second)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[2:] == [
+        "",
+        "metadata",
+        "~ general.name          Tiny Llama -> Other",
+        "- general.size_label    1.9M",
+        "~ llama.rope.freq_base  10000 -> 500000",
+        "+ note                  text",
+        "",
+        "30 tensors, no difference; --hash and --values compare bytes and values",
+    ]
+    (key, *_) = json.loads(weightctl("diff", first, second, "--json").stdout)["metadata"]
+    assert key == {"key": "general.name", "first": "Tiny Llama", "second": "Other"}
+
+
+def test_values_and_patterns_compare_no_metadata(tmp_path: Path) -> None:
+    first, second = changed_metadata(tmp_path)
+    for options in (["--values"], ["--include", "*"]):
+        assert weightctl("diff", first, second, *options).returncode == 0
+
+
+def test_of_arrays_the_first_different_element_is_shown() -> None:
+    def header(kind: str, content: object) -> Header:
+        return Header("gguf", ("a.gguf",), {}, {}, {"tokens": MetadataValue(kind, content)})
+
+    texts = header("array[string]", ["a", "b", "c"])
+    for other, second in (
+        (header("array[string]", ["a", "x", "c"]), "[3] x at 1"),
+        (header("array[string]", ["a"]), "[1]"),
+        (header("string", "a"), "a"),
+    ):
+        (found,) = compare_metadata(texts, other)
+        assert found.second == second
+    (found,) = compare_metadata(header("u32", 7), header("u64", 7))
+    assert found == ("tokens", "7 (u32)", "7 (u64)")
+    assert compare_metadata(texts, texts) == ()
 
 
 def test_quiet_only_has_its_exit_code(tmp_path: Path) -> None:
@@ -189,6 +244,24 @@ def test_names_with_a_prefix_are_paired_without_it(values: bool) -> None:
     assert "prefix" not in diff(stored, both, hashes=not values, values=values).paired
     part = diff(stored, wrapped, include="*.2.*", hashes=True)
     assert [each.second_name for each in part.differences] == ["module.layers.2.weight"]
+
+
+def test_a_part_that_fits_several_prefixes_is_refused() -> None:
+    part = {"gate.weight": np.ones((2, 3), "f4"), "up.weight": np.ones((2, 3), "f4")}
+    model = {f"layers.{layer}.{name}": part[name] for layer in range(6) for name in part}
+    for values in (False, True):
+        with pytest.raises(WeightctlError, match="the names of A fit several prefixes") as raised:
+            diff(part, model, values=values)
+        assert "`layers.0.`, `layers.1.`, `layers.2.`, `layers.3.` and 2 more" in str(raised.value)
+        assert "--rename '^=layers.0.'" in raised.value.hint
+
+
+def test_a_node_of_a_tree_is_its_tensors() -> None:
+    with open_weights(TINY) as weights:
+        node = weights.model.layers[1].mlp
+        assert diff(node, node).tensors == len(stat(node).tensors) == 3
+        assert diff(node, weights.model.layers[1]).tensors == 9
+        assert verify(node, checks=["finite"]).results["finite"].summary.startswith("3 tensors")
 
 
 def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:

@@ -94,11 +94,13 @@ def test_a_directory_with_several_models_is_a_table(home: Path) -> None:
     folder = home / ".lmstudio/models/publisher/Tiny-GGUF"
     shutil.copy(folder / "tiny-Q8_0.gguf", folder / "other.gguf")
     (folder / "broken.gguf").write_bytes(b"GGUF")
-    lines = weightctl("ls", folder, cwd=home).stdout.splitlines()
+    done = weightctl("ls", folder, cwd=home)
+    lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:5]] == [
         "model", "broken.gguf", "other.gguf", "tiny-Q8_0.gguf",
     ]  # fmt: skip
-    assert "cannot be read" in lines[2]
+    assert lines[2].endswith("cannot be read")
+    assert "note: broken.gguf cannot be read: " in done.stderr
     done = weightctl("ls", folder, "--flat", cwd=home)
     assert done.returncode == 2
     assert "a list of models only has the options" in done.stderr

@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 from contextlib import contextmanager
+from functools import partial as partial_function
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +19,7 @@ from weightctl.storage.remote import requests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def answer(status: str, *headers: str, body: str = "") -> bytes:
@@ -136,3 +139,13 @@ def test_a_port_that_nothing_listens_on_is_named() -> None:
         port = listener.getsockname()[1]
     with pytest.raises(FormatError, match="the server refuses connections"):
         open_weights(f"http://127.0.0.1:{port}/model.gguf")
+
+
+def test_a_missing_file_is_named_and_not_its_directory(tmp_path: Path) -> None:
+    handler = partial_function(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/absent.gguf"
+        with pytest.raises(FormatError, match=r"/absent\.gguf: No such file or directory"):
+            open_weights(url)
+        server.shutdown()

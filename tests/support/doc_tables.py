@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from importlib.resources import files
 from inspect import cleandoc
 from itertools import groupby
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from typer.main import get_command
 
 from family_stand_ins import OWN_TYPES, STAND_INS
+from recipe_models import write_llama_8b
+from weightctl import convert
 from weightctl.check import RULES
 from weightctl.cli import COMMANDS
 from weightctl.cli.help import describe
@@ -373,8 +376,28 @@ def _list_recipes() -> str:
             f"{_code(kind or 'keep')}: {_plain('; '.join(sorted({_role(each) for each in group})))}"
             for kind, group in by_type
         ]
-        rows.append([_code(recipe.name), _code(recipe.otherwise or ""), "<br>".join(exceptions)])
-    return _table(("recipe", "most matrices", "exceptions (the first match applies)"), rows)
+        rows.append(
+            [
+                _code(recipe.name),
+                f"{_count_bits(recipe.name):.2f}",
+                _code(recipe.otherwise or ""),
+                "<br>".join(exceptions),
+            ]
+        )
+    heads = ("recipe", "bits per weight", "most matrices", "exceptions (the first match applies)")
+    return _table(heads, rows)
+
+
+def _count_bits(recipe: str) -> float:
+    """Return the bits per weight of a recipe for a model with the shapes of Llama 3.1 8B."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_llama_8b(Path(directory))
+        plan = convert(path, path / "out.gguf", quant=recipe, dry_run=True).plan
+    return (
+        8
+        * sum(item.info.nbytes for item in plan.items)
+        / sum(item.info.size for item in plan.items)
+    )
 
 
 def _without_rare(line: RecipeLine) -> RecipeLine | None:

@@ -7,6 +7,8 @@ it by integers alone. Nothing here comes from weightctl.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ import numpy as np
 from build import F32, Gguf, Tensor
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 VOCABULARY, KEYS = 6, 3
@@ -116,3 +120,39 @@ def importance(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     spread = np.uint64(1) << (raw >> np.uint64(32)) % np.uint64(14)
     whole = (raw & np.uint64(0x3FF)) + np.uint64(1)
     return (whole * spread).astype(np.float32).reshape(shape) * np.float32(2.0**-12)
+
+
+def write_llama_8b(directory: Path) -> Path:
+    """Write a model with the shapes of Llama 3.1 8B, whose tensors have no bytes on the disk."""
+    hidden, inner, keys, vocabulary, layers = 4096, 14336, 1024, 128256, 32
+    shapes = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocabulary, hidden),
+    }
+    of_layer = {
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden), "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }  # fmt: skip
+    for layer in range(layers):
+        for name, shape in of_layer.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with open(directory / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": hidden,
+        "intermediate_size": inner, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "num_hidden_layers": layers, "vocab_size": vocabulary, "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0, "max_position_embeddings": 131_072,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory

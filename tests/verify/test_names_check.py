@@ -13,7 +13,7 @@ import build
 import small_models
 from arrays import stored
 from each import each
-from lazy import load_file, save_file
+from lazy import load_file, save_file, torch
 from verdicts import explain, report_on, saved
 from weightctl import convert
 from weightctl.cli import app
@@ -497,6 +497,19 @@ def test_one_ranks_file_without_its_manifest_is_told_by_its_shapes(
         "A looks like one rank's file of a sharded checkpoint: 23 of 30 tensors have 1/2 of the "
         "rows or columns that those of B have"
     )
+
+
+def test_an_adapter_of_another_rank_is_not_one_rank(tmp_path: Path) -> None:
+    for rank in (4, 8):
+        of_rank = {
+            f"base_model.model.layers.{layer}.q_proj.lora_{part}.weight": torch.ones(shape)
+            for layer in range(3)
+            for part, shape in (("A", (rank, 64)), ("B", (64, rank)))
+        }
+        save_file(of_rank, tmp_path / f"{rank}.safetensors")
+    report = report_on(tmp_path / "8.safetensors", tmp_path / "4.safetensors", ("names", "values"))
+    assert not any("one rank" in problem.text for problem in report.problems)
+    assert report.problems
 
 
 def test_all_ranks_together_are_the_model(ranks: Path, tiny_llama: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import pickle
 import shutil
@@ -81,6 +82,21 @@ def test_a_real_gguf_with_a_large_vocabulary_has_no_problems(smollm2: Path) -> N
     result = checked(smollm2)
     assert (result.problems, result.notes) == ((), ())
     assert figures(result).readers == {"gguf": None}
+
+
+@each("prefix", ["", "sha256-"])
+def test_a_file_of_a_cache_that_has_changed_is_a_problem(tmp_path: Path, prefix: str) -> None:
+    save(Plan.copy(weights_of({"w": np.ones((8, 32), np.float32)}), "gguf"), tmp_path / "a.gguf")
+    content = (tmp_path / "a.gguf").read_bytes()
+    blob = tmp_path / f"{prefix}{hashlib.sha256(content).hexdigest()}"
+    blob.write_bytes(content)
+    link = tmp_path / f"{prefix}.gguf"
+    link.symlink_to(blob)
+    assert checked(link).problems == ()
+    blob.write_bytes(content[:-100] + bytes(100))
+    (problem,) = checked(link).problems
+    assert problem.where == str(link)
+    assert "has changed since it was downloaded" in problem.text
 
 
 def test_a_sound_set_of_parts_has_no_problems(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from weightctl.plan.file_types import GUESSED
 from weightctl.plan.recipe_lines import Recipe, RecipeLine
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.wording import number
@@ -81,7 +82,8 @@ class FoundTypes:
 def make_recipe(name: str, types: Mapping[str, str]) -> Recipe:
     """Return the recipe that gives tensors these types by their names, and keeps all others."""
     lines = (RecipeLine(match_name(each), (), kind) for each, kind in types.items())
-    return Recipe(name, None, tuple(lines))
+    file_type = GUESSED if len({*types.values()}) > 1 else None
+    return Recipe(name, None, tuple(lines), file_type)
 
 
 def match_name(name: str) -> re.Pattern[str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weightctl.check.rules import RuleFinding
 from weightctl.errors import TokenizerError
 from weightctl.storage.files import is_file
 from weightctl.system.registry import name_install
 from weightctl.translate.tokenizer.files import TokenizerFiles
+from weightctl.translate.tokenizer.template_syntax import find_syntax_error
 from weightctl.translate.tokenizer.tokenizer_config import read_chat_templates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from weightctl.check.model import CheckedModel
 
@@ -22,8 +22,6 @@ _FILE, _FILE_JSON, _SETTINGS = "chat_template.jinja", "chat_template.json", "tok
 _DIRECTORY = "additional_chat_templates"
 _KEY = "chat_template"
 _GGUF_KEY = "tokenizer.chat_template"
-# The longest known templates have 40,000 characters. Jinja parses five times as many in seconds.
-_LONGEST = 200_000
 _NO_JINJA = "chat templates were not parsed, because jinja2 is not installed"
 
 
@@ -31,11 +29,11 @@ def find_wrong_syntax(model: CheckedModel) -> Iterator[RuleFinding]:
     """Find chat templates that Jinja cannot parse; a note if Jinja is not installed."""
     for path, where, template in _list_templates(model):
         try:
-            parse = _make_parser()
+            reason = find_syntax_error(template)
         except ImportError:
             model.notes.append(f"{_NO_JINJA}: {name_install('check')}")
             return
-        if reason := parse(template):
+        if reason:
             yield RuleFinding(path=path, where=where, text=reason)
 
 
@@ -80,40 +78,3 @@ def _place_template(model: CheckedModel, name: str) -> tuple[str, str]:
         return model.locate(file), ""
     has_settings = (model.document(_SETTINGS) or {}).get(_KEY) is not None
     return model.locate(_SETTINGS if has_settings else _FILE_JSON), f"{_KEY} {name}".rstrip()
-
-
-@lru_cache(maxsize=1)
-def _make_parser() -> Callable[[str], str]:
-    """Return a function that parses a template, and returns what is wrong or an empty text.
-
-    Raises `ImportError` if Jinja is not installed.
-    """
-    from jinja2 import TemplateSyntaxError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        """The tag of transformers around what the model generates."""
-
-        tags = {"generation"}  # noqa: RUF012  # the base class declares it so
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-
-    def parse(template: str) -> str:
-        if len(template) > _LONGEST:
-            return f"has {len(template):,} characters; at most {_LONGEST:,} are parsed"
-        try:
-            environment.parse(template)
-        except TemplateSyntaxError as error:
-            return f"line {error.lineno} is not valid Jinja: {error.message}"
-        except RecursionError:
-            return "is nested too deeply for Jinja"
-        return ""
-
-    return parse

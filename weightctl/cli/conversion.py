@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.cli import options
 from weightctl.cli.progress import progress_bar
-from weightctl.cli.render import is_terminal, show_lines, show_notes, show_table, show_text
+from weightctl.cli.render import is_terminal, show_notes, show_sentences, show_table, show_text
 from weightctl.cli.report import (
     check_report,
     count_stored_bytes,
@@ -220,9 +220,9 @@ def _show_summary(lines: list[list[Cell]], plan: Plan, where: Target, *, is_plan
         from weightctl.cli.outline import outline
 
         show_table(plan_row(line) for line in outline(tree, entries, plan_kind))
-        show_lines([[], *lines])
+        show_sentences([[], *lines])
     elif where.path != STDOUT:
-        show_lines(lines)
+        show_sentences(lines)
     elif sys.stderr:
         sys.stderr.write("".join("".join(cell.text for cell in line) + "\n" for line in lines))
 

@@ -20,7 +20,7 @@ from weightctl.inspection.diff import compare_contents, refuse_both, refuse_noth
 from weightctl.storage.files import name_model
 from weightctl.text.columns import Cell, shape_text
 from weightctl.text.sizes import format_size
-from weightctl.text.wording import number, percent, pluralize, printable
+from weightctl.text.wording import number, percent, pluralize, printable, say_more
 from weightctl.weights.nodes import build_tree
 from weightctl.weights.tree import header_of
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weightctl.cli.outline import OutlineLine
     from weightctl.deltas.creating import WrittenPatch
     from weightctl.inspection.comparison import Comparison, Difference, LayerChange, ValueChange
+    from weightctl.inspection.metadata import MetadataDifference
 
 # The bytes of B, by the way in which the patch restores them.
 _MEANINGS = {
@@ -40,6 +41,8 @@ _MEANINGS = {
     "stored": "new, not compressible",
 }
 _CONTENT = {"bytes", "values"}
+# At most this number of keys of the metadata are shown.
+_MOST_KEYS = 24
 
 app = typer.Typer(add_completion=False)
 
@@ -63,7 +66,7 @@ def diff(
 
     The formats may differ. Tensors are paired by name. If one checkpoint has Hugging Face names and
     the other has GGUF names, the names are translated before pairing. This requires a supported
-    model family. Metadata is not compared.
+    model family. Metadata and config.json are compared if both have the same format.
     """
     del anonymous  # its callback has taken effect
     refuse_both(hashes=hashes, values=values)
@@ -91,6 +94,7 @@ def diff(
             (second, theirs),
             hashed=partial(hash_tensors, quiet=quiet) if hashes else None,
             values=values,
+            is_part=bool(include or exclude),
             progress=progress,
         )
     found = compared.comparison
@@ -101,13 +105,14 @@ def diff(
         titles = [f"{side}: {name_model(path)} ({c.title(path)})" for side, path, c in sides]
         show_lines([[Cell(printable(title), "bold")] for title in titles])
         _show_differences(found)
+        _show_metadata(compared.metadata)
         show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
     if not quiet and ours.entries and theirs.entries and not found.shared:
         note(
             "A and B have no tensor name in common; different naming conventions are paired only "
             "if the model family is supported and config.json is present"
         )
-    if found.differences and written is None:
+    if (found.differences or compared.metadata) and written is None:
         raise typer.Exit(1)
 
 
@@ -128,6 +133,22 @@ def _show_differences(found: Comparison) -> None:
         show_table(table)
     if found.differences:
         show_lines([[]])
+
+
+def _show_metadata(differences: Sequence[MetadataDifference]) -> None:
+    if not differences:
+        return
+    show_lines([[], [Cell("metadata", "bold")]])
+    rows: list[list[Cell]] = []
+    for each in differences[:_MOST_KEYS]:
+        sign, style = ("-", "red") if each.second is None else ("+", "green")
+        if each.first is not None and each.second is not None:
+            sign, style = "~", "yellow"
+        change = _arrow(filter(None, (each.first, each.second)))
+        rows.append([Cell(f"{sign} {each.key}", style), Cell(change)])
+    show_table(rows)
+    left = len(differences) - len(rows)
+    show_lines([*([[Cell(f"  {say_more(left)}; --json lists all")]] if left > 0 else []), []])
 
 
 def _rows(differences: dict[str, Difference]) -> Iterator[Sequence[Cell]]:

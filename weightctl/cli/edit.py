@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 2
 
+# Keys that models without them get.
+_USUAL_KEYS = ("tokenizer.chat_template",)
+
 app = typer.Typer(add_completion=False)
 
 
@@ -86,11 +89,11 @@ def _note_similar_keys(edited: Edited) -> Iterator[str]:
     """Yield a note on each new metadata key that is similar to a key of the model."""
     import difflib
 
-    known = header_of(edited.plan.weights).metadata
+    known = dict.fromkeys([*header_of(edited.plan.weights).metadata, *_USUAL_KEYS])
     for key in edited.changes.values:
         near = [each for each in known if each.endswith(f".{key}")]
         near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-        if near and key not in known:
+        if near and key not in known and near[0] not in edited.changes.values:
             yield f"`{printable(key)}` is a new key; did you mean `{printable(near[0])}`?"
 
 

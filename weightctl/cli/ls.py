@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -29,11 +27,10 @@ from weightctl.formats import DIRECTORY_FORMATS, FORMATS, OTHER_SUFFIXES
 from weightctl.formats.open.opening import open_weights
 from weightctl.storage.files import is_directory
 from weightctl.storage.traffic import TRAFFIC
-from weightctl.text.columns import Cell, shorten_text, width
+from weightctl.text.columns import Cell, width
 from weightctl.text.sizes import format_size, parse_size
-from weightctl.text.untyped import is_sequence
 from weightctl.text.wording import join_names, pluralize, printable
-from weightctl.weights.metadata import as_json, element_type
+from weightctl.weights.metadata import as_json, describe_value
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -425,44 +422,9 @@ def _show_values(metadata: Mapping[str, MetadataValue]) -> None:
         types = max(len(value.type) for value in metadata.values())
         room = max(columns() - keys - types - 4, _LEAST_ROOM)
     show_table(
-        (Cell(key), Cell(value.type, "cyan"), Cell(_shorten_value(value.type, value.content, room)))
+        (Cell(key), Cell(value.type, "cyan"), Cell(describe_value(value, room)))
         for key, value in metadata.items()
     )
-
-
-def _shorten_value(kind: str, content: Any, room: int) -> str:
-    element = element_type(kind)
-    if element is None or not is_sequence(content):
-        return shorten_text(_format_content(kind, content, room), room)
-    # An element takes at least one column, and its separator two.
-    count = room // 3 + 1
-    elements = [_shorten_value(element, each, room) for each in content[:count]]
-    if len(content) > count:
-        elements.append("...")
-    return shorten_text(f"[{len(content)}] {', '.join(elements)}", room)
-
-
-def _format_content(kind: str, content: Any, room: int) -> str:
-    if isinstance(content, str):
-        # A text may have megabytes, so only the visible part is checked.
-        return printable(content[: room + 1])
-    if kind == "f32" and isinstance(content, float) and isfinite(content):
-        return _single(content)
-    return json.dumps(as_json(content)).strip('"')
-
-
-def _single(number: float) -> str:
-    """Return the shortest decimal that is rounded to this float32 value: 1e-05."""
-    texts = (f"{number:.{digits}g}" for digits in range(6, 9))
-    return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
-
-
-def _in_32_bits(number: float) -> float:
-    try:
-        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
-    except OverflowError:
-        return float("inf")
-    return float(rounded)
 
 
 def _find_value(metadata: Mapping[str, MetadataValue], key: str, path: str) -> MetadataValue:

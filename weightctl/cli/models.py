@@ -56,6 +56,9 @@ def show_models(directory: str | None, asked: ModelChoices) -> None:
     if directory is not None and not asked.quiet:
         show_lines([[Cell(printable(f"{directory}:"), "bold")]])
     show_table(_list_rows(models, with_place=directory is None, quiet=asked.quiet))
+    for each in models:
+        if each.problem:
+            note(f"{each.name} cannot be read: {each.problem}")
     if not asked.quiet:
         total = sum(each.bytes or 0 for each in models)
         memory_text = "this machine's memory" if asked.fit is None else "a memory"
@@ -99,7 +102,7 @@ def _list_rows(
     for each in models:
         place = [Cell(each.place, "dim", short="")] if with_place else []
         if each.problem:
-            yield [Cell(each.name), Cell(f"cannot be read: {each.problem}", "red"), *place]
+            yield [Cell(each.name), Cell("cannot be read", "red"), *place]
             continue
         fits = {True: ("yes", "green"), False: ("no", "yellow"), None: ("?", "dim")}[each.fits]
         yield [

@@ -47,6 +47,10 @@ def propose_output(model: str, given: Mapping[str, Any]) -> str | None:
     is_directory &= quant is not None and quant.upper() not in {*list_recipes(), *block_types()}
     kind = _SPECIAL.sub("-", kind)
     out = f"{name}-{kind}".rstrip("-") + (".gguf" if not is_directory else "")
+    # The planner explains an unknown type.
+    is_known = quant is None or is_directory or quant.upper() in _list_types()[1]
+    if not is_known and not os.path.exists(quant or ""):
+        return out
     if os.path.isdir(out) or (os.path.lexists(out) and not given["force"]):
         raise OutputError(
             f"{out} exists, which is where the output would go, as no OUT is given",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.cli.progress import erase_phase
 from weightctl.errors import OutputError, SourceWarning, WeightctlError
-from weightctl.text.columns import Cell, in_columns, shape_text, wrap_text
+from weightctl.text.columns import Cell, hung, in_columns, shape_text, width, wrap_text
 from weightctl.text.wording import list_ranges, printable
 
 if TYPE_CHECKING:
@@ -49,6 +49,14 @@ def columns() -> int:
 def show_lines(lines: Iterable[Sequence[Cell]]) -> None:
     """Print lines to stdout; on a terminal in color, unless the environment disables colors."""
     show_text(format_lines(lines))
+
+
+def show_sentences(lines: Iterable[Sequence[Cell]]) -> None:
+    """Print lines to stdout; on a terminal, sentences that do not fit continue on the next line."""
+    room = columns() if is_terminal() else None
+    for line in lines:
+        is_long = room is not None and len(line) == 1 and width(line[0].text) > room
+        show_lines(hung([], line[0].text, room, line[0].style) if is_long else [line])
 
 
 def format_lines(lines: Iterable[Sequence[Cell]]) -> str:

@@ -30,6 +30,7 @@ from weightctl.cli.render import (
     shorten_strategy,
     show_lines,
     show_notes,
+    show_sentences,
     show_table,
     strategy_name,
 )
@@ -163,7 +164,7 @@ def shard(
         if dry_run:
             show_table(share_rows(plan))
             show_lines([[]])
-        show_lines(summary(path, target, plan, outcome, saved))
+        show_sentences(summary(path, target, plan, outcome, saved))
         if dry_run:
             show_lines(planned_resumption(sharded.kept_bytes))
     if dry_run:

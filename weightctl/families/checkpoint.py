@@ -135,7 +135,7 @@ class RecognizedModel:
             if self.is_mlx
             else "check that the config belongs to this checkpoint, and that the checkpoint is "
             "complete; if its tensors have other names, use --rename FILE (rename=FILE in "
-            "Python)",
+            "Python); --config DIR (config in Python) removes a prefix of all names",
         )
 
 

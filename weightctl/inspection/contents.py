@@ -249,4 +249,9 @@ def read_contents(
 ) -> Contents:
     """Return the listed tensors of a path, a URL, a tree of weights, or a mapping of arrays."""
     patterns = ([each] if isinstance(each, str) else each for each in (include, exclude))
-    return Contents(open_source(source, source_format), *patterns)
+    weights = open_source(source, source_format)
+    if weights.name:
+        from weightctl.weights.from_arrays import select_node  # only for nodes of trees
+
+        weights = select_node(weights)
+    return Contents(weights, *patterns)

@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.dtype import ENCODINGS
 from weightctl.inspection.contents import Contents
 from weightctl.storage.files import file_size, is_file
 from weightctl.text.sizes import format_size
@@ -24,6 +25,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 _LICENSE_KEYS = ("general.license.name", "general.license", "modelspec.license", "license")
 _LONGEST_LICENSE = 40
 _README = "README.md"
+_MIXED = "mixed"
 
 
 class Details(NamedTuple):
@@ -68,7 +70,10 @@ def _count_bytes(header: Header) -> int | None:
 
 
 def _name_quantization(contents: Contents) -> str | None:
-    """Return the file type that a GGUF header states, or the encoding or scheme of most bytes."""
+    """Return the file type that a GGUF header states, or the encoding or scheme of most bytes.
+
+    A file that states no type, and has several of GGUF's block types, is mixed.
+    """
     metadata = header_of(contents.weights).metadata
     if "general.file_type" in metadata:
         from weightctl.plan.file_types import find_file_type, read_file_type
@@ -79,7 +84,8 @@ def _name_quantization(contents: Contents) -> str | None:
             return kind.name
     is_whole = len(contents.entries) == contents.count
     totals = contents.totals if is_whole else Contents(contents.weights).totals
-    return next(iter(totals.by_kind), None)
+    blocks = [kind for kind in totals.by_kind if kind in ENCODINGS and ENCODINGS[kind].quantization]
+    return _MIXED if len(blocks) > 1 else next(iter(totals.by_kind), None)
 
 
 def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | None:

@@ -10,6 +10,7 @@ from weightctl.errors import WeightctlError
 from weightctl.families.mlx import is_mlx
 from weightctl.inspection.comparison import compare
 from weightctl.inspection.contents import read_contents
+from weightctl.inspection.metadata import compare_metadata
 from weightctl.inspection.prefixes import drop_prefix, find_prefix, restore_prefix
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.rows import Tabular
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from weightctl.deltas.creating import WrittenPatch
     from weightctl.inspection.comparison import Comparison, Difference, Hashed, LayerChange
     from weightctl.inspection.contents import Contents
+    from weightctl.inspection.metadata import MetadataDifference
     from weightctl.weights.protocol import Openable
 
 
@@ -40,7 +42,9 @@ class ComparedCheckpoints(Tabular):
 
     `compared` says what was compared: `shape`, `encoding`, `bytes` or `values`. `paired` says how
     tensors were paired, and `tensors` is the number of their names. `layers` has the changes of
-    values by layer, None if values were not compared. `patch` is the patch that was written.
+    values by layer, None if values were not compared. `metadata` has the keys that differ, if the
+    formats are equal, all tensors were compared, and values were not. `patch` is the patch that was
+    written.
     """
 
     first: ComparedCheckpoint
@@ -50,6 +54,7 @@ class ComparedCheckpoints(Tabular):
     tensors: int
     differences: tuple[Difference, ...]
     layers: Sequence[LayerChange] | None
+    metadata: Sequence[MetadataDifference] = ()
     patch: WrittenPatch | None = None
     comparison: Comparison = field(kw_only=True, repr=False, metadata=NOT_DOCUMENTED)
 
@@ -83,6 +88,7 @@ def diff(
         (_name_path(second), theirs),
         hashed=compute_listed_digests if hashes else None,
         values=values,
+        is_part=bool(include or exclude),
         progress=progress,
     )
 
@@ -122,14 +128,18 @@ def compare_contents(
     *,
     hashed: Hashed | None = None,
     values: bool = False,
+    is_part: bool = False,
     progress: Callable[[str, float], object] | None = None,
 ) -> ComparedCheckpoints:
     """Compare two checkpoints with their paths; `hashed` computes digests, if bytes are compared.
+
+    The metadata is compared unless values are, or `is_part` states that some tensors were left out.
 
     Tensors are paired by equal names, or by the names of their family if values are compared, or if
     most names differ. If all names of one checkpoint have a prefix, they are paired without it.
     """
     found = _compare(first, second, hashed, progress, values=values)
+    headers = (header_of(contents.weights) for _, contents in (first, second))
     compared = ["shape", "values" if values else "encoding", *(["bytes"] if hashed else [])]
     return ComparedCheckpoints(
         first=_describe(*first),
@@ -139,6 +149,7 @@ def compare_contents(
         tensors=found.names,
         differences=tuple(found.differences.values()),
         layers=found.layers,
+        metadata=() if is_part or values else compare_metadata(*headers),
         comparison=found,
     )
 

@@ -6,8 +6,10 @@ from collections import Counter
 from glob import escape
 from typing import TYPE_CHECKING
 
+from weightctl.errors import WeightctlError
 from weightctl.inspection.contents import Contents
 from weightctl.plan.rename import rename_all
+from weightctl.text.wording import join_names
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -15,13 +17,14 @@ if TYPE_CHECKING:
 
 # The number of names in which a prefix is looked for.
 _SAMPLED = 20
+_MOST_NAMED = 4
 
 
 def find_prefix(first: Contents, second: Contents) -> tuple[int, str] | None:
     """Return the checkpoint (0 or 1) that has a prefix before the other's names, and the prefix.
 
     Without it, at least half of the smaller checkpoint's names are also in the other, and all names
-    are still different. Returns None if no prefix does this.
+    are still different. Returns None if no prefix does this. Raises `WeightctlError` if several do.
     """
     headers = [header_of(each.weights) for each in (first, second)]
     names = [{*header.tensors, *header.aliases} for header in headers]
@@ -35,7 +38,15 @@ def find_prefix(first: Contents, second: Contents) -> tuple[int, str] | None:
             for each in names[side]
             if each.endswith(f".{name}")
         )
-        for prefix, _ in found.most_common(1):
+        best = [prefix for prefix, count in found.items() if count == max(found.values())]
+        if len(best) > 1:
+            raise WeightctlError(
+                f"the names of {'AB'[other]} fit several prefixes in {'AB'[side]}: "
+                f"{join_names([f'`{each}`' for each in sorted(best)], _MOST_NAMED)}",
+                hint=f"rename the tensors of {'AB'[other]} first: `weightctl convert "
+                f"{'AB'[other]} OUT --rename '^={min(best)}'`",
+            )
+        for prefix in best:
             shared = sum(f"{prefix}{name}" in names[side] for name in names[other])
             without = {name.removeprefix(prefix) for name in names[side]}
             if 2 * shared >= min(map(len, names)) and len(without) == len(names[side]):

@@ -10,7 +10,7 @@ from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS, has_type
-from weightctl.plan.file_types import file_type
+from weightctl.plan.file_types import GUESSED, file_type
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_rules import parse_rules
@@ -277,7 +277,8 @@ def _describe_narrow(items: Sequence[Item]) -> Iterator[str]:
     verb = "becomes" if len(made) == 1 else "become"
     yield (
         f"{pluralize(len(made), 'tensor')} {verb} {name} without scales: each value is rounded by "
-        "itself. Engines do not treat the output as an FP8 model with scales"
+        "itself. Engines do not treat the output as an FP8 model with scales; --quant FP8_DYNAMIC "
+        "(quant in Python) writes one"
     )
     others = [
         item.info
@@ -393,7 +394,9 @@ def _update_type_metadata(
     metadata = dict(plan.metadata)
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
         number = target.file_type if isinstance(target, Recipe) else None
-        if number is None:
+        if number == GUESSED:  # the recipe mixes types, so that no number names them
+            number |= file_type(item.info for item in items)
+        elif number is None:
             default = _default(target)
             number = file_type([item.info for item in items], default)
         metadata["general.file_type"] = MetadataValue("u32", number)

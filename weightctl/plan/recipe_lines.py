@@ -53,7 +53,8 @@ class Recipe(NamedTuple):
     """Types for the matrices of a model: the first line that applies to a tensor decides.
 
     `otherwise` is the type of the other matrices; None keeps their types. `file_type` is the
-    recipe's number in llama.cpp (`llama_ftype` in llama.h), None if it has none. `path` is the file
+    recipe's number in llama.cpp (`llama_ftype` in llama.h), None if it has none, and
+    `file_types.GUESSED` if no number names its types. `path` is the file
     of the recipe. If `wants_importance` is True, llama.cpp requires an importance matrix.
     """
 

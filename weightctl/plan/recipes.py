@@ -149,9 +149,10 @@ def choose(
         remedy = (
             "write `default` instead of `base`: `default` does not depend on names or metadata"
             if recipe.path
-            else "if weightctl supports the model family, put the model's config.json beside the "
-            f"input; for a single type, use --quant {recipe.otherwise} (quant in Python); to "
-            "choose types by name, use --tensor-type (tensor_types in Python) or a TOML file"
+            else "if weightctl supports the model family, name the model's config.json with "
+            "--config DIR (config in Python); for a single type, use "
+            f"--quant {recipe.otherwise} (quant in Python); to choose types by name, use "
+            "--tensor-type (tensor_types in Python) or a TOML file"
         )
         raise ConversionError(
             f"the recipe {recipe.name} needs GGUF's names and metadata, which this model does not "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.dtype import ENCODINGS, Encoding, QuantizationEncoding, as_dtype
@@ -56,7 +57,7 @@ def type_of(
             raise ConversionError(
                 f"weightctl cannot quantize to {chosen}",
                 hint=f"to store unquantized values, use --dtype {chosen.name.lower()} (dtype in "
-                "Python)",
+                f"Python){_OF_FP8 if chosen.name.startswith('F8') else ''}",
             )
         return chosen
     if dtype is None:
@@ -118,8 +119,14 @@ def _encoding(given: TypeLike) -> Encoding:
     return parse_encoding(given) if isinstance(given, str) else as_dtype(given).encoding
 
 
+# A number of bits, which is not the name of a type.
+_BITS = re.compile(r"(\d+(?:\.\d+)?) ?(?:bpw|bits?)?")
 # Names of types in other programs, and those of types that store the same.
+_FP8 = "FP8_DYNAMIC (for a model directory)"
+_OF_FP8 = "; for an FP8 model with scales, use --quant FP8_DYNAMIC (quant in Python)"
 _OTHER_NAMES = {
+    **dict.fromkeys(("fp8_e4m3", "e4m3", "float8", "fp8-e4m3", "float8_e4m3", "w8a8"), _FP8),
+    **dict.fromkeys(("bnb-4bit", "bnb4", "bnb_4bit", "bitsandbytes"), "BNB-NF4"),
     "nf4": "BNB-NF4 (for a model directory)",
     "int8": "Q8_0 (for GGUF), or W8A16 or BNB-INT8 (for a model directory)",
     "int4": "Q4_K_M (for GGUF), or W4A16 (for a model directory)",
@@ -141,6 +148,8 @@ def _parse_type(text: str) -> Encoding:
 def _suggest(text: str, known: Iterable[str]) -> str:
     """Return a hint with similar names of recipes and types, or if there are none, with all."""
     meant = _OTHER_NAMES.get(text.lower())
+    if not meant and (bits := _BITS.fullmatch(text)):
+        return f"for {bits[1]} bits per weight, use --bpw {bits[1]} (bpw={bits[1]} in Python)"
     near = f"did you mean {meant}? " if meant else did_you_mean(text, known)
     return f"{near}`weightctl help convert` lists recipes and types" if near else _list_all()
 

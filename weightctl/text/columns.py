@@ -88,7 +88,8 @@ def make_shape_cells(
 def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Cell]]:
     """Align rows in columns.
 
-    If `room` is given, cells are shortened, and then the first column, so that lines fit into it.
+    If `room` is given, cells are shortened so that lines fit into it. A name in the first column
+    that is still too long has a line of its own.
     """
     table = [
         [cell if cell[0].isprintable() else cell._replace(text=printable(cell[0])) for cell in row]
@@ -101,7 +102,17 @@ def in_columns(rows: Iterable[Sequence[Cell]], room: int | None) -> list[list[Ce
             widths = _widths(table)
         others = _total(widths) - widths[0]
         widths[0] = min(widths[0], max(room - others, _LEAST))
+        return [line for row in table for line in _lay_out(row, widths, room)]
     return [_align_cells(row, widths) for row in table]
+
+
+def _lay_out(row: Sequence[Cell], widths: Sequence[int], room: int) -> list[list[Cell]]:
+    """Return the line of a row, or two lines if its first cell is too long for its column."""
+    first, *others = row
+    if width(first.text) <= widths[0] or not any(cell.text for cell in others):
+        return [_align_cells(row, widths)]
+    name = Cell(without_middle(first.text, room), first.style)
+    return [[name], _align_cells([Cell(" "), *others], widths)]
 
 
 def count_columns(rows: Iterable[Sequence[Cell]]) -> int:
@@ -136,28 +147,12 @@ def _align_cells(row: Sequence[Cell], widths: Sequence[int]) -> list[Cell]:
         text, style, right, _ = cell
         taken = width(text)
         if taken > room:
-            text = shorten_name(text, room)
+            text = without_middle(text, room)
             taken = width(text)
         padding = " " * (room - taken)
         gap = _GAP if cells else ""
         cells.append(Cell(gap + (padding + text if right else text + padding), style))
     return cells
-
-
-def shorten_name(name: str, room: int) -> str:
-    """Shorten a tensor's name to `room` columns, and keep its numbers and ranges of numbers.
-
-    Words are cut to their first letter, from the left, until the name fits. If it still does not
-    fit, its middle is removed.
-    """
-    words = name.split(".")
-    for place, word in enumerate(words[:-1]):
-        if width(name) <= room:
-            break
-        if len(word) > 2 and not word.isdecimal() and not word.startswith("["):
-            words[place] = word[: len(word) - len(word.lstrip()) + 1] + "…"
-            name = ".".join(words)
-    return without_middle(name, room)
 
 
 def without_middle(text: str, room: int) -> str:

@@ -21,6 +21,7 @@ from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.storage.files import is_directory, list_names, open_reader
 from weightctl.storage.location import is_remote
 from weightctl.system.phases import begin_phase
+from weightctl.weights.from_arrays import select_node
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Subject:
     @cached_property
     def stored(self) -> Checkpoint:
         """The tree as stored in the files; raises `FormatError` if they are damaged."""
-        return open_source(self._source, self.format_name)
+        return select_node(open_source(self._source, self.format_name))
 
     @cached_property
     def weights(self) -> Checkpoint:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ConversionError
+from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.protocol import Weights
 from weightctl.weights.source import Declared, Held
-from weightctl.weights.tree import Checkpoint, header_of
+from weightctl.weights.tree import Checkpoint, header_of, source_of
 
 if TYPE_CHECKING:
     from weightctl.weights.data import WeightData
@@ -64,6 +65,21 @@ def loaded_checkpoint(given: Weights | Mapping[str, Any]) -> Checkpoint:
             "names to arrays",
         )
     return weights
+
+
+def select_node(weights: Checkpoint) -> Checkpoint:
+    """Return a tree of only the tensors below a node; a whole tree is returned as it is."""
+    if not weights.name:
+        return weights
+    source, header = source_of(weights), header_of(weights)
+    names = {name for name, _ in weights.items()}
+    tensors = {name: tensor_of(source, name) for name in header.tensors if name in names}
+    aliases = {
+        name: target
+        for name, target in header.aliases.items()
+        if name in names and target in tensors
+    }
+    return Checkpoint(Derived(source, tensors, header.metadata, aliases, leaves={}))
 
 
 def declare_weights() -> Checkpoint:

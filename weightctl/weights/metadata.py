@@ -12,7 +12,9 @@ import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import WeightctlError
+from weightctl.text.columns import shorten_text
 from weightctl.text.untyped import is_list, is_sequence
+from weightctl.text.wording import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +107,46 @@ def as_json(content: Any) -> Any:
             return list(elements)
         return [as_json(element) for element in elements]
     return content
+
+
+def describe_value(value: MetadataValue, room: int) -> str:
+    """Return the part of a value that fits into `room` columns; an array begins with its length."""
+    return _shorten_content(value.type, value.content, room)
+
+
+def _shorten_content(kind: str, content: Any, room: int) -> str:
+    element = element_type(kind)
+    if element is None or not is_sequence(content):
+        return shorten_text(_format_content(kind, content, room), room)
+    # An element takes at least one column, and its separator two.
+    count = room // 3 + 1
+    elements = [_shorten_content(element, each, room) for each in content[:count]]
+    if len(content) > count:
+        elements.append("...")
+    return shorten_text(f"[{len(content)}] {', '.join(elements)}", room)
+
+
+def _format_content(kind: str, content: Any, room: int) -> str:
+    if isinstance(content, str):
+        # A text may have megabytes, so only the visible part is checked.
+        return printable(content[: room + 1])
+    if kind == "f32" and isinstance(content, float) and math.isfinite(content):
+        return _single(content)
+    return json.dumps(as_json(content)).strip('"')
+
+
+def _single(number: float) -> str:
+    """Return the shortest decimal that is rounded to this float32 value: 1e-05."""
+    texts = (f"{number:.{digits}g}" for digits in range(6, 9))
+    return next((text for text in texts if _in_32_bits(float(text)) == number), f"{number:.9g}")
+
+
+def _in_32_bits(number: float) -> float:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return float("inf")
+    return float(rounded)
 
 
 def from_json(document: str) -> dict[str, MetadataValue]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from functools import partial as partial_of
@@ -38,7 +39,7 @@ from weightctl.write.planning import Merge, ModelParts, find_parts, make_plan, p
 from weightctl.write.targets import Target, target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from weightctl.adapters.reading import AdapterLike
@@ -334,16 +335,20 @@ def _cast_for_format(
 
 def merge(
     source: Openable,
-    adapters: str | os.PathLike[str] | Sequence[AdapterLike],
+    adapters: str | os.PathLike[str] | Sequence[AdapterLike] | Mapping[str, float],
     out: str | os.PathLike[str],
     **options: Any,
 ) -> Conversion:
     """Merge LoRA adapters into a model, as `weightctl merge` does.
 
-    `adapters` is a path, or a list of paths and of pairs of a path and the weight of its changes.
-    The options are those of `convert`, whose errors are raised.
+    `adapters` is a path, a list of paths and of pairs of a path and the weight of its changes, or a
+    mapping of paths to weights. The options are those of `convert`, whose errors are raised.
     """
-    given = [adapters] if isinstance(adapters, str | os.PathLike) else adapters
+    given: Sequence[AdapterLike]
+    if isinstance(adapters, Mapping):
+        given = [*adapters.items()]
+    else:
+        given = [adapters] if isinstance(adapters, str | os.PathLike) else adapters
     return convert(source, out, adapters=given, **options)
 
 

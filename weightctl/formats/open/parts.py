@@ -44,6 +44,7 @@ from weightctl.storage.files import (
     open_reader,
     prepare,
 )
+from weightctl.storage.location import parse_location
 from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
 from weightctl.system.registry import load
@@ -170,6 +171,10 @@ def _list_added_parts(path: str, format_name: str | None) -> PartSet | None:
     return None
 
 
+# Web servers do not list directories.
+_NOT_LISTED = {"http", "https"}
+
+
 def _require_there(path: str) -> None:
     if path == "-":
         raise FormatError(
@@ -179,6 +184,8 @@ def _require_there(path: str) -> None:
             hint="use the path of a file or a directory",
         )
     directory, base = os.path.split(path)
+    if parse_location(path).scheme in _NOT_LISTED:
+        return
     if exists(path) or not is_directory(directory or "."):
         return
     stem, suffix = split_suffix(base)

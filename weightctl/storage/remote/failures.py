@@ -142,7 +142,7 @@ _KINDS = (
     Refusal("UnauthenticatedError", "the server did not accept the credentials", "{login}"),
     Refusal("PermissionDeniedError", "access is denied", "{login}"),
     Refusal("NotSupportedError", "the server does not support range requests",
-            "download the file first"),
+            "download the file first; on a web server, use the URL of a file, not of a directory"),
     Refusal("MissingBucketError", NO_BUCKET.reason, NO_BUCKET.hint),
     Refusal("TimeoutError", "the server did not answer in time", NETWORK_HINT),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     # The shape, the encoding, and some bytes.
     Content = tuple[tuple[int, ...], str, bytes]
 
+# The matrices of a LoRA adapter, whose shapes depend on its rank.
+_OF_ADAPTER = re.compile(r"lora_[ABab]\b|lora_embedding_")
 # The fraction of the smaller checkpoint's names that two checkpoints of one model share.
 _COMMON = 0.5
 # A file is one rank's file if at least this fraction of its tensors are cut in the same way.
@@ -136,7 +139,11 @@ def _describe_model(model: RecognizedModel, with_vocabulary: bool) -> str:
 
 def _find_rank(subject: Subject, reference: Subject, pairing: Pairing) -> Mismatch | None:
     """Return a mismatch if the manifest or the shapes show that a side is one rank's file."""
-    cut = [pair for pair in pairing.pairs if pair.tensor.info.shape != pair.reference.info.shape]
+    cut = [
+        pair
+        for pair in pairing.pairs
+        if pair.tensor.info.shape != pair.reference.info.shape and not _OF_ADAPTER.search(pair.name)
+    ]
     wholes = subject.whole, reference.whole
     if bool(wholes[0]) != bool(wholes[1]) and (cut or pairing.missing or pairing.unexpected):
         side, whole = ("A", wholes[0]) if wholes[0] else ("B", wholes[1])

@@ -23,6 +23,7 @@ from weightctl.verify.checks.metadata.description import (
 )
 from weightctl.verify.checks.metadata.tokenizers import (
     DEFAULTS,
+    check_chat_templates,
     compare_chat_templates,
     compare_flags,
     compare_merges,
@@ -103,6 +104,8 @@ def check(request: Request) -> Result:
         else:
             is_compared = True
             _compare(found, own, other)
+    if not request.compare:
+        check_chat_templates(found, own)
     return Result(
         problems=tuple(found.problems),
         figures=MetadataFigures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from weightctl.text.wording import join_names
 from weightctl.translate.tokenizer.added import is_padding
 from weightctl.translate.tokenizer.pre_names import DEFAULT, PRES
 from weightctl.translate.tokenizer.record import WORDS, TokenType
+from weightctl.translate.tokenizer.template_syntax import find_syntax_error
 from weightctl.translate.tokenizer.token_ids import stops
 from weightctl.verify.checks.metadata.description import (
     TOKENIZER_KEYS,
@@ -412,6 +414,21 @@ def _cuts_alike(own: Tokenizer, other: Tokenizer) -> bool:
 
 def _show_rules(tokenizer: Tokenizer) -> str:
     return "missing" if tokenizer.pre is None else quote(tokenizer.pre)
+
+
+def check_chat_templates(found: Findings, own: Description) -> None:
+    """Add a problem for each chat template that Jinja cannot parse; none without Jinja.
+
+    Templates with a problem, such as a difference from the reference, get no other one.
+    """
+    templates: Mapping[str, str] = {} if own.tokenizer is None else own.tokenizer.chat_templates
+    key = _TEMPLATE if own.is_gguf else "chat_template"
+    reported = {problem.where for problem in found.problems}
+    for name, template in templates.items():
+        where = f"{key}.{name}" if name else key
+        with suppress(ImportError):
+            if where not in reported and (reason := find_syntax_error(template)):
+                found.add(where, f"the chat template {reason}")
 
 
 def compare_chat_templates(found: Findings, pair: TokenizerPair) -> None:

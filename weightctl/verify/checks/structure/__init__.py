@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from weightctl.weights.info import Header, TensorInfo
 
 
+# The caches of the Hub and of Ollama name a file after the SHA-256 of its content.
+_HASH_NAME = re.compile(r"(sha256-)?(?P<hash>[0-9a-f]{64})")
 _LARGEST_INDEX = 100_000_000
 # ggml stores a name in 64 bytes, including a final zero byte.
 _LONGEST_GGUF_NAME = 63
@@ -108,6 +111,24 @@ def _read_stated_size(path: str) -> int | None:
     size: Any = metadata.get("total_size") if is_object(metadata) else None
     is_whole = isinstance(size, int) or (isinstance(size, float) and size.is_integer())
     return int(size) if is_whole and not isinstance(size, bool) else None
+
+
+def _check_content_hash(header: Header) -> Iterator[Problem]:
+    """Yield a problem for each file of a cache whose content does not have the hash of its name."""
+    for path in header.files:
+        if is_remote(path):
+            continue
+        named = _HASH_NAME.fullmatch(os.path.basename(os.path.realpath(path)))
+        if named is None:
+            continue
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != named["hash"]:
+            yield Problem(
+                where=path,
+                text="the file has changed since it was downloaded: its SHA-256 is "
+                f"{found[:12]}..., and its name in the cache states {named['hash'][:12]}...",
+            )
 
 
 def _check_encodings(header: Header) -> Iterator[Problem]:
@@ -187,6 +208,7 @@ def _note_byte_order(header: Header) -> Iterator[str]:
 
 _PROBLEMS: tuple[Callable[[Header], Iterator[Problem]], ...] = (
     check_total,
+    _check_content_hash,
     _check_encodings,
     _check_name_lengths,
 )
