@@ -163,6 +163,27 @@ def _divide(document: Document) -> int:
     return int(document["hidden_size"] // document["num_attention_heads"])
 
 
+def _list_parts(document: Document) -> Document:
+    """Return the sizes of the parts of each layer of a Nemotron Super or a DeciLM."""
+    heads, hidden = document["num_attention_heads"], document["hidden_size"]
+    given = {"head_dim": _divide(document), "num_key_value_heads": heads}
+    if "block_configs" not in document:
+        width = document["intermediate_size"]
+        shared = document["num_key_value_heads_per_layer"]
+        return {**given, "shared": shared, "widths": [width] * len(shared)}
+    blocks = document["block_configs"]
+    groups = [block["attention"]["n_heads_in_group"] for block in blocks]
+    factors = [block["ffn"]["ffn_mult"] or 0 for block in blocks]
+    widths = [-(-int(2 * factor * hidden / 3) // 256) * 256 for factor in factors]
+    shared = [heads // group if group else 0 for group in groups]
+    return {**given, "intermediate_size": max(widths), "shared": shared, "widths": widths}
+
+
+_DECI = Dialect(
+    given={"head_dim": None, "num_key_value_heads": None},
+    own=("block_configs", "num_key_value_heads_per_layer"),
+    more=_list_parts,
+)
 _SEES_AHEAD = {"is_causal": False}
 _GPT_NAMES = (
     ("model.embed_tokens.", "transformer.wte."),
@@ -370,4 +391,6 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         ),
         joined=(Joined(".attn.kv.", QKV[1:]), Joined(".mlp.gate_up_proj.", GATE_UP)),
     )),
+    "nemotron-nas": ("own_llama", "DeciLMForCausalLM", _DECI),
+    "deci": ("own_llama", "DeciLMForCausalLM", _DECI),
 }  # fmt: skip

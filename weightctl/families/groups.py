@@ -49,6 +49,8 @@ KEY_GROUPS = _refer({
     "attention_temperature": "rope:TEMPERATURE_KEYS",
     "biases": "decoder_keys:BIASES",
     "clamp": "decoder_keys:KQV_CLAMP",
+    "deci_heads": "deci:DECI_HEADS",
+    "deci_widths": "deci:DECI_WIDTHS",
     "decoder": "decoder_keys:DECODER_KEYS",
     "decoder_without_rope": "decoder_keys:KEYS_WITHOUT_ROPE",
     "deepstack": "rules:DEEPSTACK_KEYS",
@@ -199,6 +201,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "bailingmoe": "rules:standard_bailingmoe",
         "bamba": "rules:standard_bamba",
         "cohere2": "rules:standard_cohere2",
+        "deci": "deci:standard_deci",
         "deepseek_v2": "rules:standard_deepseek_v2",
         "deepseek_v32": "rules:standard_deepseek_v32",
         "default_rope": "rope:with_default_rope",
@@ -233,6 +236,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "without_auto": "state_space:without_auto",
     }),
     "checked": _refer({
+        "deci": "deci:check_deci",
         "decoder": "decoder_keys:check_decoder",
         "delta": "delta:check_delta",
         "exaone4": "rules:check_exaone4",
@@ -267,6 +271,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "glm_moe_dsa": "rules:find_unlike_glm_moe_dsa",
         "latent": "latent:find_unlike_latent",
         "llama4": "rules:find_unlike_llama4",
+        "lone_attention": "deci:find_lone_attention",
         "qwen35": "rules:find_unlike_qwen35",
     }),
     "default": _refer({
@@ -310,6 +315,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "unrotated": "rope:find_unrotated",
     }),
     "completed": _refer({
+        "deci": "deci:complete_deci",
         "head": "heads:complete_head",
         "layer_bases": "rules:complete_layer_bases",
         "lfm2": "rules:complete_lfm2",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weightctl.families.modules import Change, Form, shape_of
+from weightctl.families.modules import Change, Form, at_layer, shape_of
 from weightctl.weights.derived import DerivedTensor
 from weightctl.weights.steps.integers import AsIntegers
 from weightctl.weights.steps.numbers import (
@@ -234,16 +234,16 @@ def halved_by_layer(every: str, layer: int = 0) -> Change:
 # Changes of the order of rows or columns, and of their number.
 
 
-def rope_rows(heads: str) -> Change:
+def rope_rows(heads: str, layer: int = 0) -> Change:
     """The rows of a query or key projection that RoPE rotates in pairs.
 
     Those of a head are half-split in Hugging Face's convention, and interleaved in GGUF. Attention
-    computes with both orders. `heads` is the config field with the number of heads: `heads` or
-    `kv_heads`. A bias is reordered as rows of one element.
+    computes with both orders. `heads` is the config field with the number of heads in a layer:
+    `heads` or `kv_heads`. A bias is reordered as rows of one element.
     """
 
     def reorder(find_order: Callable[..., tuple[int, ...]], how: str, config: Any) -> Step:
-        count = getattr(config, heads)
+        count = at_layer(config, heads, layer)
         text = f"rows of {count} {'heads' if count > 1 else 'head'} reordered for {how} RoPE"
         return RowOrder(find_order(count, config.head_dim, config.rope_dimensions), text)
 
@@ -253,6 +253,7 @@ def rope_rows(heads: str) -> Change:
         runs_as=None,
         is_of_rows=True,
         stated=("rope_interleaved", False, True),
+        at=partial(rope_rows, heads),
     )
 
 

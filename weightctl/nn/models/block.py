@@ -105,6 +105,8 @@ class Block(Module):
         """Return the input of the next layer, in the shape of `x`."""
         config = self.config
         if not self.mixes:
+            if not self.has_mlp:
+                return x
             return x + self._scale(self._inner(self.mlp_norm(x)))
         if config.norms_after:
             x = self.attention_norm(x + self._mix(x, cos, sin, mask))
