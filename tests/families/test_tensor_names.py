@@ -92,6 +92,7 @@ RWKV_NAMES = {
 }  # fmt: skip
 # Those that gguf has no architecture for: weightctl's own, and one that only newer releases have.
 OWN = {
+    "cohere2_moe",
     "cwm",
     "deepseek_v4",
     "flex_olmo",

@@ -170,7 +170,8 @@ class DecoderConfig:
       divided by their sum, and the factor of these weights.
     - `expert_groups`, `expert_groups_used`: experts are selected from the best of these groups.
     - `shared_intermediate`, `shared_gate`: the width of the MLP that all positions also pass
-      through, or 0, and whether it has a gate of its own.
+      through, or 0, and whether it has a gate of its own. `shared_scale` is the factor of its
+      outputs.
     - `expert_scales`: whether a tensor multiplies the routing weights of the selected experts.
     - `shares_scale_inputs`: whether the routing weights multiply the inputs of the experts instead
       of the outputs.
@@ -318,6 +319,7 @@ class DecoderConfig:
     expert_groups_used: int = 1
     shared_intermediate: int = 0
     shared_gate: bool = False
+    shared_scale: float = 1.0
     shares_scale_inputs: bool = False
 
     embedding_scale: float = 1.0

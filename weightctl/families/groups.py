@@ -202,6 +202,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "bamba": "rules:standard_bamba",
         "cohere2": "rules:standard_cohere2",
         "deci": "deci:standard_deci",
+        "cohere2_moe": "rules:standard_cohere2_moe",
         "deepseek_v2": "rules:standard_deepseek_v2",
         "deepseek_v32": "rules:standard_deepseek_v32",
         "default_rope": "rope:with_default_rope",
@@ -304,7 +305,9 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "refact width": "rules:find_refact_width",
         "rotated share": "rope:find_rotated_share",
         "rows of table": "rules:find_rows",
+        "shared share": "rules:find_shared_share",
         "stated window": "rules:find_stated_window",
+        "windowed or dense": "rules:mark_windowed_or_dense",
     }),
     "differs": _refer({
         "deepseek_v2": "rules:find_difference_of_deepseek_v2",
@@ -316,6 +319,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "completed": _refer({
         "deci": "deci:complete_deci",
+        "cohere2_moe": "rules:complete_cohere2_moe",
         "head": "heads:complete_head",
         "layer_bases": "rules:complete_layer_bases",
         "lfm2": "rules:complete_lfm2",

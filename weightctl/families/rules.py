@@ -188,6 +188,58 @@ def standard_cohere2(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**found, "layer_types": WORDS.write(layers)}
 
 
+# Command A+
+
+
+def standard_cohere2_moe(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with one epsilon and the kind of its norm, and with types of layers."""
+    found = dict(standard_exaone_moe(document))
+    epsilon = found.get("rms_norm_eps")
+    kind, usual = (
+        ("layer", found.get("layer_norm_eps", 1e-5)) if epsilon is None else ("rms", epsilon)
+    )
+    found |= {"norm_kind": kind, "norm_eps": usual}
+    if found.get("expert_selection_fn", "softmax") == "softmax":
+        # The scores of the selected experts always add up to 1.
+        found["norm_topk_prob"] = True
+    if found.get("prefix_dense_intermediate_size") is None:
+        found.pop("prefix_dense_intermediate_size", None)
+    if found.get("layer_types") is None:
+        dense = LAYERS.read(found.get("first_k_dense_replace", 0) + 1) - 1
+        rest = LAYERS.read(found.get("num_hidden_layers", 40)) - dense
+        parts = (
+            (dense, "prefix_dense_sliding_window_pattern", 1),
+            (rest, "sliding_window_pattern", 4),
+        )
+        found["layer_types"] = [
+            word
+            for count, key, period in parts
+            for word in WORDS.write(mark_windowed_layers(count, SIZE.read(found.get(key, period))))
+        ]
+    return found
+
+
+def complete_cohere2_moe(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the epsilon under the name of its norm."""
+    found = dict(document)
+    kind, epsilon = found.pop("norm_kind"), found.pop("norm_eps")
+    found.pop("first_k_dense_replace", None)
+    return found | {"rms_norm_eps" if kind == "rms" else "layer_norm_eps": epsilon}
+
+
+def find_shared_share(fields: Fields) -> float:
+    """Return the factor of experts and of the shared MLP: a half if their mean is added."""
+    is_mean = fields["shared_strategy"] == "average" and fields["shared_count"] > 0
+    return 0.5 if is_mean else 1.0
+
+
+def mark_windowed_or_dense(fields: Fields) -> tuple[bool, ...]:
+    """Mark the layers with a window, and those without experts if these have no windows."""
+    has_all = fields["prefix_period"] == 1
+    pairs = zip(fields["windowed_layers"], fields["sparse_layers"], strict=False)
+    return tuple(has_window or (has_all and not has_experts) for has_window, has_experts in pairs)
+
+
 # DeepSeek
 
 _BY_GROUPS = "group_limited_greedy"

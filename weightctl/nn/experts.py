@@ -42,7 +42,8 @@ class MixtureOfExperts(Divisible):
     `count`, `used` and the arguments after them define the selection, as in `Routing`. With
     `has_correction`, a weight is added to the scores, and with `has_scales` another one multiplies
     the shares. `bias` is for the experts and the router. If `shared` is not 0, a gated MLP of this
-    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`. If
+    width is added for all positions, multiplied by the sigmoid of its own gate if `shared_gate`,
+    and by `shared_scale`. If
     `latent` is not 0, experts read a projection of this size, and their sum is projected back. With
     `scales_inputs` the shares multiply what experts read, not what they return. `limit` is that of
     gated experts. With a `table`, its number of rows, the experts of a token are those in its row.
@@ -67,6 +68,7 @@ class MixtureOfExperts(Divisible):
         bias: bool = False,
         shared: int = 0,
         shared_gate: bool = False,
+        shared_scale: float = 1.0,
         latent: int = 0,
         scales_inputs: bool = False,
         gated: bool = True,
@@ -116,6 +118,7 @@ class MixtureOfExperts(Divisible):
             self.scales = ScoreCorrection(count, device=device)
         self.has_shared = shared > 0
         self.has_shared_gate = shared_gate
+        self.shared_scale = shared_scale
         if self.has_shared:
             self.shared = make_expert(features, shared, bias=False)
         if shared_gate:
@@ -159,6 +162,8 @@ class MixtureOfExperts(Divisible):
         beside = self.shared(x)
         if self.has_shared_gate:
             beside = beside * ops.sigmoid(self.shared_gate(x))
+        if self.shared_scale != 1:
+            beside = beside * self.shared_scale
         return y + beside
 
     def _compute(self, number: int, rows: Value, shares: Value, chosen: Value) -> Value:

@@ -171,6 +171,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             bias=config.expert_bias,
             shared=config.shared_intermediate,
             shared_gate=config.shared_gate,
+            shared_scale=config.shared_scale,
             latent=config.expert_latent or 0,
             scales_inputs=config.shares_scale_inputs,
             gated=config.gated,
