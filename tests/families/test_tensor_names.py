@@ -100,6 +100,7 @@ OWN = {
     "helium",
     "hy_v3",
     "hyperclovax",
+    "laguna",
     "mellum",
     "mpnet",
     "opt",

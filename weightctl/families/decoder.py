@@ -22,6 +22,7 @@ _LISTED = {
     "mlp_layers": "the use of an MLP",
     "indexer_layers": "the use of an indexer",
     "ssm_layers": "the use of a state space model",
+    "layer_heads": "the number of heads",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -102,7 +103,9 @@ class DecoderConfig:
       into a text (`nn/temperature.py`), if the scale is not 0; with `temperature_without_rope`,
       only in layers without RoPE.
     - `attention_gate`: whether the outputs of the heads are multiplied by the sigmoid of another
-      projection of the input.
+      projection of the input, or the softplus if `gate_softplus`. The projection has a number for
+      each head if `gate_by_head`, else for each element.
+    - `layer_heads`: the number of query heads of each layer, if it is not `heads` in all.
     - `attention_chunk`, `chunked_layers`: the number of positions per chunk, and the layers in
       which a position only sees its own chunk.
     - `causal`: whether a position only sees those before it.
@@ -254,6 +257,9 @@ class DecoderConfig:
     temperature_offset: int = 0
     temperature_without_rope: bool = False
     attention_gate: bool = False
+    gate_by_head: bool = False
+    gate_softplus: bool = False
+    layer_heads: tuple[int, ...] | None = None
     attention_chunk: int | None = None
     chunked_layers: tuple[bool, ...] | None = None
     causal: bool = True
@@ -364,6 +370,10 @@ class DecoderConfig:
         """Return the size of the sliding window of a layer, None if it has full attention."""
         windowed = self.windowed_layers
         return self.sliding_window if windowed is None or windowed[layer] else None
+
+    def count_heads(self, layer: int) -> int:
+        """Return the number of query heads of a layer."""
+        return self.heads if self.layer_heads is None else self.layer_heads[layer]
 
     def count_kv_heads(self, layer: int) -> int:
         """Return the number of KV heads of a layer."""

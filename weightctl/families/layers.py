@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.config_keys import GLOBAL, LOCAL, Key
-from weightctl.families.config_values import FLAG, LAYERS, SIZE, OrNone, show_value
+from weightctl.families.config_values import FLAG, HEADS, LAYERS, SIZE, OrNone, show_value
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.rope import standard
 from weightctl.text.untyped import is_list, is_sequence
@@ -261,6 +261,7 @@ class LayerPattern(NamedTuple):
 
 
 ONES = LayerOnes()
+HEADS_BY_LAYER = Layered(HEADS)
 # For sliding windows: a word for each layer in transformers' `layer_types`, and a flag in GGUF.
 WORDS = LayerWords()
 FLAGS = LayerFlags()
@@ -418,6 +419,13 @@ def pattern_keys(
 def pattern_of_first(usual: int) -> tuple[Key, Key]:
     """Return the keys of `pattern_keys` if the first layer of each period has full attention."""
     return pattern_keys(usual, is_first_global=True)
+
+
+def without_unused_window(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with 0 as the size of windows if no layer is stated to have one."""
+    types = document.get("layer_types")
+    has_window = is_list(types) and LOCAL in types
+    return document if has_window else {**document, "sliding_window": 0}
 
 
 def with_layer_types(

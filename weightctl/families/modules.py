@@ -325,7 +325,8 @@ def count_heads(config: Config, layer: int = 0, extents: tuple[Extent, ...] = ()
             value=given.delta_value_size,
             called=DELTA_HEADS,
         )
-    queries = at_layer(given, "heads", layer)
+    has_own = getattr(given, "layer_heads", None) is not None
+    queries = at_layer(given, "layer_heads" if has_own else "heads", layer)
     keys = at_layer(given, "kv_heads", layer) if hasattr(given, "kv_heads") else queries
     plain, value = (getattr(given, name, 0) for name in ("plain_dimensions", "value_dimensions"))
     size = at_layer(given, "head_dim", layer) if hasattr(given, "head_dim") else 0

@@ -7,6 +7,7 @@ llama.cpp's `llama-model.cpp` and `convert_hf_to_gguf.py`.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import inf, isclose, nextafter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -390,14 +391,24 @@ def find_rotated_share(fields: Fields) -> float:
     return share if is_enough else nextafter(share, inf)
 
 
+def find_local_size(fields: Fields) -> int:
+    """Return the rotary dimension of a head in layers with a window."""
+    return find_rotary_size({**fields, "rotated_share": fields["local_share"]})
+
+
+def find_local_share(fields: Fields) -> float:
+    """Return the rotated share of a head in layers with a window."""
+    return find_rotated_share({**fields, "rope_dimensions": fields["local_rope_dimensions"]})
+
+
 def check_heads(fields: Fields) -> None:
     """Raise `ValueError` if heads cannot be grouped by KV heads, or be rotated in pairs."""
     given: Any = fields["kv_heads"]
-    for count in given if is_sequence(given) else (given,):
-        if fields["heads"] % count:
-            raise ValueError(
-                f"{fields['heads']} query heads cannot be divided evenly among {count} KV heads"
-            )
+    queries: Any = fields.get("layer_heads") or (fields["heads"],)
+    counts = product(given if is_sequence(given) else (given,), queries)
+    for count, heads in counts:
+        if heads % count:
+            raise ValueError(f"{heads} query heads cannot be divided evenly among {count} KV heads")
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]
     if dimensions % 2 or not 0 < dimensions <= head_dim:
         raise ValueError(

@@ -770,6 +770,39 @@ def check_jamba(fields: Fields) -> Fields:
     return fields
 
 
+# Laguna
+
+
+def standard_laguna(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the RoPE of each type of layer, and with a word for its gates.
+
+    The number of heads is that of the first layer.
+    """
+    found = dict(standard_exaone_moe(document))
+    near = object_of(object_of(found, _ROPE), LOCAL)
+    found |= rope_by_layer(found)
+    found[_ROPE][LOCAL]["partial_rotary_factor"] = near.get("partial_rotary_factor", 1.0)
+    if found.get("gating") is True:
+        found["gating"] = "per-head"
+    heads = found.get("num_attention_heads_per_layer")
+    return found | {"num_attention_heads": heads[0]} if is_list(heads) and heads else found
+
+
+def repeat_heads(fields: Fields) -> tuple[int, ...]:
+    """Return the same number of heads for each layer."""
+    return (fields["heads"],) * int(fields["layers"])
+
+
+def find_first_heads(fields: Fields) -> int:
+    """Return the number of heads of the first layer."""
+    return int(fields["layer_heads"][0])
+
+
+def has_gates_by_head(fields: Fields) -> bool:
+    """Whether the first layer has as many gates as heads."""
+    return bool(fields["gate_rows"] == fields["heads"])
+
+
 # LFM2
 
 

@@ -141,6 +141,8 @@ _OF_LAYERS = (
     _vector("attention.k_norm", "attn_k_norm", "self_attn.k_norm", "head"),
     # The output of each head is multiplied by the sigmoid of this projection.
     _matrix("attention.gate", "attn_gate", "self_attn.gate_proj", ("queries",)),
+    # The same with a number for each head.
+    _matrix("attention.head_gate", "attn_gate", "self_attn.g_proj", ("each_head",)),
     # An additional score of each query head, which belongs to no key; every rank has all of them.
     _vector("attention.sinks", "attn_sinks", "self_attn.sinks", "heads",
             ends={"hugging_face": ""}),

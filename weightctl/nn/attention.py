@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from weightctl.device import CPU
 from weightctl.dtype import DType
@@ -64,8 +64,8 @@ class Attention(Divisible):
     times its slope to the scores; `alibi` is the largest exponent of the slopes. With an
     `inner_norm`, its epsilon, what the heads return gets an RMSNorm over all of them. With `sinks`,
     each head has a score that belongs to no key. `temperature` multiplies queries by their
-    positions. If `gated`, what the heads return is multiplied by the sigmoid of another projection
-    of the inputs. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
+    positions. If `gated`, what the heads return is multiplied by the `gate_activation` of another
+    projection of the inputs, which has a number for each head if `gates_heads`. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
     passed to `Linear`. RoPE pairs neighboring elements if `interleaved`, otherwise elements of the
     two halves. Raises `GraphError` if the numbers of heads do not match.
     """
@@ -96,6 +96,8 @@ class Attention(Divisible):
         sinks: bool = False,
         temperature: Temperature | None = None,
         gated: bool = False,
+        gates_heads: bool = False,
+        gate_activation: Literal["sigmoid", "softplus"] = "sigmoid",
         norms_weighted: bool = True,
         norms_apart: bool = False,
         norms_centered: bool = True,
@@ -168,9 +170,13 @@ class Attention(Divisible):
         self.clamp = clamp
         self.alibi = alibi
         self.temperature = temperature
-        self.gated = gated
+        self.gated, self.gates_heads = gated, gates_heads
+        self.gate_activation = gate_activation
         if gated:
-            self.gate = projection(features, heads * self.value_dim, bias=False)
+            if gates_heads:
+                self.head_gate = projection(features, heads, bias=False)
+            else:
+                self.gate = projection(features, heads * self.value_dim, bias=False)
         self.has_inner_norm = inner_norm is not None
         if inner_norm is not None:
             self.inner_norm = RMSNorm(
@@ -222,7 +228,16 @@ class Attention(Divisible):
         y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value_dim))
         if self.has_inner_norm:
             y = self._own(self.inner_norm(y), self.own_queries)
-        return self.o(y * ops.sigmoid(self.gate(x)) if self.gated else y)
+        return self.o(self._gate(y, x) if self.gated else y)
+
+    def _gate(self, y: Value, x: Value) -> Value:
+        """Return the outputs of the heads, (batch, positions, heads * value_dim), times gates."""
+        given = self.head_gate(x) if self.gates_heads else self.gate(x)
+        gates = ops.softplus(given) if self.gate_activation == "softplus" else ops.sigmoid(given)
+        if not self.gates_heads:
+            return y * gates
+        by_head = y.reshape((*y.shape[:-1], self.heads, self.value_dim))
+        return (by_head * ops.unsqueeze(gates, -1)).reshape(y.shape)
 
     def _turned_heads(
         self, x: Value, cos: Value | None, sin: Value | None, source: Value | None
@@ -291,7 +306,10 @@ class Attention(Divisible):
             parts = {"attention.q": self.q, "attention.k": self.k, **parts}
             parts |= {} if self.values_from_keys else {values: self.v}
         if self.gated:
-            parts = {"attention.gate": self.gate, **parts}
+            if self.gates_heads:
+                parts = {"attention.head_gate": self.head_gate, **parts}
+            else:
+                parts = {"attention.gate": self.gate, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)

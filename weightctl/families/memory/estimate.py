@@ -68,7 +68,7 @@ def _size_attention(config: DecoderConfig, layer: int) -> int:
     if config.latent_rank:
         # Queries are multiplied by the matrix that computes keys from the latent vector.
         return config.heads * (size + 2 * (config.latent_rank + config.rope_dimensions))
-    return 2 * config.heads * size
+    return 2 * config.count_heads(layer) * size
 
 
 def _size_state(config: DecoderConfig, layer: int) -> int:

@@ -54,7 +54,7 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
         )
     return Attention(
         config.hidden,
-        config.heads,
+        config.count_heads(layer),
         kv_heads=config.count_kv_heads(layer),
         head_dim=at_layer(config, "head_dim", layer),
         value_dim=config.value_dimensions or None,
@@ -81,6 +81,8 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
         sinks=config.has_sinks(layer),
         temperature=temperature,
         gated=config.attention_gate,
+        gates_heads=config.gate_by_head,
+        gate_activation="softplus" if config.gate_softplus else "sigmoid",
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
