@@ -65,9 +65,10 @@ class Attention(Divisible):
     `inner_norm`, its epsilon, what the heads return gets an RMSNorm over all of them. With `sinks`,
     each head has a score that belongs to no key. `temperature` multiplies queries by their
     positions. If `gated`, what the heads return is multiplied by the `gate_activation` of another
-    projection of the inputs, which has a number for each head if `gates_heads`. If `fused`, one projection `qkv` replaces `q`, `k` and `v`; `transposed` is
-    passed to `Linear`. RoPE pairs neighboring elements if `interleaved`, otherwise elements of the
-    two halves. Raises `GraphError` if the numbers of heads do not match.
+    projection of the inputs, which has a number for each head if `gates_heads`. If `fused`, one
+    projection `qkv` replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs
+    neighboring elements if `interleaved`, otherwise elements of the two halves. Raises `GraphError`
+    if the numbers of heads do not match.
     """
 
     def __init__(
@@ -165,18 +166,14 @@ class Attention(Divisible):
             )
             self.q_norm, self.k_norm = norm(heads), norm(self.kv_heads)
         self.has_norms = norm_epsilon is not None
-        self.norms_whole = self.has_norms and norms_whole
-        self.norms_last = norms_last
-        self.clamp = clamp
-        self.alibi = alibi
-        self.temperature = temperature
-        self.gated, self.gates_heads = gated, gates_heads
-        self.gate_activation = gate_activation
-        if gated:
-            if gates_heads:
-                self.head_gate = projection(features, heads, bias=False)
-            else:
-                self.gate = projection(features, heads * self.value_dim, bias=False)
+        self.norms_whole, self.norms_last = self.has_norms and norms_whole, norms_last
+        self.clamp, self.alibi, self.temperature = clamp, alibi, temperature
+        self.gated, self.gates_heads = gated, gated and gates_heads
+        self.activate_gate = ops.softplus if gate_activation == "softplus" else ops.sigmoid
+        if self.gates_heads:
+            self.head_gate = projection(features, heads, bias=False)
+        elif gated:
+            self.gate = projection(features, heads * self.value_dim, bias=False)
         self.has_inner_norm = inner_norm is not None
         if inner_norm is not None:
             self.inner_norm = RMSNorm(
@@ -232,8 +229,7 @@ class Attention(Divisible):
 
     def _gate(self, y: Value, x: Value) -> Value:
         """Return the outputs of the heads, (batch, positions, heads * value_dim), times gates."""
-        given = self.head_gate(x) if self.gates_heads else self.gate(x)
-        gates = ops.softplus(given) if self.gate_activation == "softplus" else ops.sigmoid(given)
+        gates = self.activate_gate(self.head_gate(x) if self.gates_heads else self.gate(x))
         if not self.gates_heads:
             return y * gates
         by_head = y.reshape((*y.shape[:-1], self.heads, self.value_dim))
@@ -306,10 +302,12 @@ class Attention(Divisible):
             parts = {"attention.q": self.q, "attention.k": self.k, **parts}
             parts |= {} if self.values_from_keys else {values: self.v}
         if self.gated:
-            if self.gates_heads:
-                parts = {"attention.head_gate": self.head_gate, **parts}
-            else:
-                parts = {"attention.gate": self.gate, **parts}
+            gate = (
+                {"attention.head_gate": self.head_gate}
+                if self.gates_heads
+                else {"attention.gate": self.gate}
+            )
+            parts = {**gate, **parts}
         cuts = cut_parts(parts, devices, heads)
         if self.norms_whole:
             whole = (self.q, self.k)
