@@ -131,6 +131,7 @@ STATED: dict[str, dict[str, Any]] = {
     "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "jina_bert_v2": {"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
     "llada": {"block_type": "llama", "layer_norm_type": "rms", "rope": True},
     "orion": {"attention_bias": False},
     "rwkv6": {"head_size": 8},
@@ -381,8 +382,8 @@ def test_names_are_known_without_their_prefix(make: Any, prefix: str) -> None:
 
 # Their files have the names of the bare model.
 BARE = {
-    "bert", "camembert", "deepseek_v4", "distilbert", "modernbert", "mpnet", "nomic_bert",
-    "roberta", "xlm_roberta",
+    "bert", "camembert", "deepseek_v4", "distilbert", "jina_bert_v2", "jina_embeddings_v3",
+    "modernbert", "mpnet", "nomic_bert", "roberta", "xlm_roberta",
 }  # fmt: skip
 
 

@@ -19,7 +19,10 @@ modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
 REMOTE = {"kimi_k2", *OWN_TYPES, *STAND_INS}
 TYPES = [
-    (name, kind) for name in FAMILIES for kind in FAMILIES[name].model_types if kind not in REMOTE
+    (name, kind)
+    for name in FAMILIES
+    for kind in FAMILIES[name].model_types
+    if not {name, kind} & REMOTE
 ]
 # Families of which the default config is none, since the type has several.
 OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_embed"}
@@ -188,6 +191,7 @@ UNREAD_OF = {
     "gemma3n_text": {"altup_coef_clip"},
     "glm4_moe": {"num_nextn_predict_layers"},
     "hunyuan_v1_dense": {"eod_token_id"},
+    "jina_embeddings_v3": {"tie_word_embeddings"},
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
     "kimi_linear": {"head_dim", "qk_head_dim"},
     "mistral4": {"head_dim", "qk_head_dim"},

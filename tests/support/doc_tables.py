@@ -317,7 +317,7 @@ def _name_judges(family: str) -> str:
     """Return the programs whose results the tests compare with those of a family's models."""
     cases = _read_cases(family)
     alone = [case for case in cases if case.get("no_llama_cpp")]
-    kinds = {case["model_type"] for case in cases}
+    kinds = {family if family in STAND_INS else case["model_type"] for case in cases}
     others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
     first = f"transformers (as {_codes(others)})" if others else "transformers"
     first = "its definition in torch" if kinds | {*others} <= OWN_TYPES | {*STAND_INS} else first

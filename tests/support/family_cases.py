@@ -65,6 +65,11 @@ class FamilyCase:
     lost: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """The key of its stand-in: its type, or the family if others have the type, too."""
+        return self.family if self.family in STAND_INS else self.model_type
+
+    @property
     def id(self) -> str:
         return f"{self.family}-{self.name}" if self.name else self.family
 
@@ -110,7 +115,7 @@ def _make(case: FamilyCase, into: Path) -> None:
     tokens = torch.randint(8, len(tokenizer) - 8, (_TOKENS,)).tolist()
     _draw(model, tokens)
     model.save_pretrained(into / "hf")
-    if (stand_in := STAND_INS.get(case.model_type)) is not None:
+    if (stand_in := STAND_INS.get(case.kind)) is not None:
         stand_in.write(into / "hf", _document(case, tokenizer))
         readable = stand_in.read(into / "hf", into / "readable")
         model = kind.from_pretrained(readable, dtype=torch.float32, attn_implementation="eager")
@@ -125,7 +130,7 @@ def _tokenizer(name: str) -> Any:
 
 
 def _config(case: FamilyCase, tokenizer: Any) -> Any:
-    if (stand_in := STAND_INS.get(case.model_type)) is not None:
+    if (stand_in := STAND_INS.get(case.kind)) is not None:
         given = dict(stand_in.config(_document(case, tokenizer)))
         return transformers.CONFIG_MAPPING[given.pop("model_type")](**given)
     return transformers.CONFIG_MAPPING[case.model_type](**_document(case, tokenizer))
@@ -133,7 +138,7 @@ def _config(case: FamilyCase, tokenizer: Any) -> Any:
 
 def _document(case: FamilyCase, tokenizer: Any) -> dict[str, Any]:
     """Return what a case's config.json states, of a type that transformers lacks all of it."""
-    stand_in = STAND_INS.get(case.model_type)
+    stand_in = STAND_INS.get(case.kind)
     kind = transformers.CONFIG_MAPPING[stand_in.model_type if stand_in else case.model_type]
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     # A size may have two names, of which the class has one.
@@ -158,14 +163,14 @@ def model_class(case: FamilyCase) -> Any:
     family = FAMILIES[case.family].load()
     if family.config.endswith("EncoderConfig"):
         return transformers.AutoModel
-    if case.model_type in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *STAND_INS, *OWN_TYPES}:
+    if case.kind in {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *STAND_INS, *OWN_TYPES}:
         return transformers.AutoModelForCausalLM
     return getattr(transformers, family.model_types[case.model_type].class_name)
 
 
 def for_transformers(case: FamilyCase, path: Path, into: Path) -> Path:
     """Return a checkpoint of a case that transformers reads, made in `into` if it is not that."""
-    stand_in = STAND_INS.get(case.model_type)
+    stand_in = STAND_INS.get(case.kind)
     return path if stand_in is None else stand_in.read(path, into)
 
 

@@ -393,4 +393,7 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
     )),
     "nemotron-nas": ("own_llama", "DeciLMForCausalLM", _DECI),
     "deci": ("own_llama", "DeciLMForCausalLM", _DECI),
+    "jina_bert_v2": ("own_bert", "JinaBertModel", Dialect(
+        own=("position_embedding_type", "feed_forward_type"),
+    )),
 }  # fmt: skip

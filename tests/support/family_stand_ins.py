@@ -202,4 +202,4 @@ STAND_INS: Mapping[str, StandIn] = {
     },
 }  # fmt: skip
 # The types of `own_models`, which registers them with transformers when it is imported.
-OWN_TYPES = {"own_llama", "plamo2", "rwkv6", "rwkv7"}
+OWN_TYPES = {"own_bert", "own_llama", "plamo2", "rwkv6", "rwkv7"}

@@ -82,7 +82,7 @@ def _flags(family: str) -> tuple[str, ...]:
 
 def _name_type(case: FamilyCase) -> str:
     """Return a case's type, or the one that stands in for it where transformers lacks it."""
-    stand_in = STAND_INS.get(case.model_type)
+    stand_in = STAND_INS.get(case.kind)
     return case.model_type if stand_in is None else stand_in.model_type
 
 
@@ -116,7 +116,7 @@ def draw_variant(family: str, seed: int, **stated: Any) -> Variant:
         config |= {"vocab_size": config["vocab_size"] + 700, "tokenizer": case.tokenizer}
     dtype, parts = random.choice((*_DTYPES, _MIXED)), random.choice((1, 1, 3))
     is_old = random.random() < 0.4
-    if case.model_type in STAND_INS:
+    if case.kind in STAND_INS:
         # These are rewritten as one file, in a dtype of NumPy.
         dtype, parts, is_old = ("f16" if dtype == "f16" else "f32"), 1, False
     return Variant(case, config | stated, dtype, parts, is_old, seed)
@@ -211,7 +211,7 @@ def make_variant(variant: Variant, into: Path) -> VariantCheckpoint:
     if tokenizer is not None:
         ids["pad_token_id"] = tokenizer().pad_token_id
     stated = ids | stated
-    stand_in = STAND_INS.get(variant.case.model_type)
+    stand_in = STAND_INS.get(variant.case.kind)
     if stand_in is not None:
         names = {"model_type": variant.case.model_type, "architectures": [stand_in.class_name]}
         stated = dict(stand_in.rename(stated)) | names

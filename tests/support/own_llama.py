@@ -68,7 +68,7 @@ class _Model(nn.Module):
         self.norm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-def _slopes(heads: int) -> torch.Tensor:
+def find_slopes(heads: int) -> torch.Tensor:
     """Return the slopes of ALiBi; beyond a power of 2, every other one of the next power of 2."""
     whole = 2 ** math.floor(math.log2(heads))
     more = [2 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -99,7 +99,7 @@ class OwnLlamaForCausalLM(transformers.PreTrainedModel):
         mask = torch.where(distance > 0, -torch.inf, 0.0)[None, None]
         rope = self.rotary(x, positions)
         if self.config.alibi:
-            slopes = _slopes(self.config.num_attention_heads)[None, :, None, None]
+            slopes = find_slopes(self.config.num_attention_heads)[None, :, None, None]
             mask = mask + distance.clamp(max=0) * slopes
             rope = (torch.ones_like(rope[0]), torch.zeros_like(rope[1]))
         for layer in self.model.layers:

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-import own_llama  # noqa: F401  # it registers a type
+import own_bert  # noqa: F401  # it registers a type
+import own_llama  # noqa: F401
 from lazy import torch, transformers
 
 # PLaMo 2 as a model of transformers, which lacks it: the definition, in torch.

@@ -153,6 +153,7 @@ class DecoderConfig:
     MLP:
 
     - `activation`, `gated`, `mlp_bias`: the activation, and whether there is a gate and biases.
+    - `mlp_output_bias`: whether the last projection has a bias, if that differs; only with a gate.
     - `mlp_scales`: the factors of what the activation reads, and of the outputs.
     - `fused_gate_up`: whether one projection computes gate and up.
     - `transposed`: whether the weights of attention and MLP are stored as (inputs, outputs).
@@ -301,6 +302,7 @@ class DecoderConfig:
     rotated_layers: tuple[bool, ...] | None = None
 
     mlp_bias: bool = False
+    mlp_output_bias: bool | None = None
     gated: bool = True
     mlp_scales: tuple[float, float] = (1.0, 1.0)
     fused_gate_up: bool = False

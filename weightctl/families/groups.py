@@ -339,6 +339,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "xlm_roberta": "rules:is_xlm_roberta",
     }),
     "is_of_config": _refer({
+        "alibi": "rules:has_alibi",
         "bidirectional": "rules:is_bidirectional",
         "dense_granite": "rules:is_dense_granite",
         "not_causal": "rules:is_not_causal",

@@ -843,6 +843,13 @@ def complete_lfm2(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "block_auto_adjust_ff_dim": False}
 
 
+# Jina's BERT
+
+
+def has_alibi(document: Mapping[str, Any]) -> bool:
+    return document.get("position_embedding_type") == "alibi"
+
+
 # Llama 4
 
 _EVERY_FOURTH = every_but(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Literal
 
 from weightctl.device import CPU
@@ -208,7 +209,7 @@ class Attention(Divisible):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
         q, k, v = self._turned_heads(x, cos, sin, source)
         k, v = with_past(k), with_past(v)
-        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi)
+        mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi, mask)
         if self.chunk is not None:
             mask = _mask_chunks(x.shape[1], x.device, self.chunk)
         y = ops.attention(
@@ -351,17 +352,20 @@ class Attention(Divisible):
             return mask
         return mask[:, own[0] : own[1]]
 
-    def _slope(self, x: Value, largest: float) -> Value:
+    def _slope(self, x: Value, largest: float, mask: Value | None) -> Value:
         """Return what each head adds to its scores, (heads, 1, positions), for each key.
 
         It follows from the distance to a key alone: what is the same for all keys of a query makes
-        no difference.
+        no difference, if no key is after it. A `mask` states which positions hold tokens.
         """
         first, last = self._own_heads() or (0, self.heads)
         slopes = alibi_slopes(self.all_heads, largest)[first:last]
         positions = list_all_positions(x.shape[1], x.device).cast(DType.float32)
         given = ops.constant(slopes, DType.float32, x.device).reshape((self.heads, 1, 1))
-        return (given * positions).cast(x.dtype)
+        if not self.causal:
+            positions = -ops.abs(positions.reshape((positions.shape[0], 1)) - positions)
+        scores = (given * positions).cast(x.dtype)
+        return scores if mask is None else ops.where(mask, scores, -inf)
 
     def _projections(self, x: Value, source: Value | None) -> tuple[Value, ...]:
         if self.fused and source is not None:

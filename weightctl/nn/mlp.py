@@ -112,6 +112,7 @@ class GatedMLP(Divisible):
     `gate_scale` multiplies what the activation reads. With an `inner_norm`, its epsilon, the
     product is normed. With a `limit`, gate and up are at most this, and up at least its negative.
     If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
+    `output_bias` (default: `bias`) is for `down`.
     The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
     activation is in neither `GATED` nor `ACTIVATIONS`.
     """
@@ -123,6 +124,7 @@ class GatedMLP(Divisible):
         activation: str,
         *,
         bias: bool = False,
+        output_bias: bool | None = None,
         fused: bool = False,
         gate_scale: float = 1.0,
         limit: float | None = None,
@@ -148,7 +150,9 @@ class GatedMLP(Divisible):
         else:
             self.gate = linear(features, intermediate)
             self.up = linear(features, intermediate)
-        self.down = linear(intermediate, features)
+        self.down = linear(
+            intermediate, features, bias=bias if output_bias is None else output_bias
+        )
         self.has_inner_norm = inner_norm is not None
         if inner_norm is not None:
             self.inner_norm = RMSNorm(intermediate, inner_norm, dtype=dtype, device=device)

@@ -183,6 +183,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             at_layer(config, "intermediate", layer),
             config.activation,
             bias=config.mlp_bias,
+            output_bias=config.mlp_output_bias,
             fused=config.fused_gate_up,
             gate_scale=config.mlp_scales[0],
             inner_norm=config.norm_epsilon if config.inner_norms else None,
