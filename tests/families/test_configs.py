@@ -720,10 +720,11 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         if not family.in_llama_cpp:
             continue  # its keys are weightctl's own
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
-        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5, DeepSeek-V4 and Granite with
-        # windows; the constants of older releases of gguf lack them.
+        # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5, DeepSeek-V4, Granite with
+        # windows and Nanbeige; the constants of older releases of gguf lack them.
         newer = {
-            "ARCH.hidden_activation", "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
+            "ARCH.hidden_activation", "ARCH.num_loops", "ARCH.skip_loop_final_norm",
+            "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
             "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
             *(f"ARCH.hyper_connection.{key}"
               for key in ("count", "epsilon", "sinkhorn_iterations")),

@@ -92,6 +92,8 @@ RWKV_NAMES = {
 }  # fmt: skip
 # Those that gguf has no architecture for: weightctl's own, and one that only newer releases have.
 OWN = {
+    "nanbeige",
+    "spark2_5",
     "cohere2_moe",
     "cwm",
     "deepseek_v4",
@@ -135,6 +137,7 @@ STATED: dict[str, dict[str, Any]] = {
     "llada": {"block_type": "llama", "layer_norm_type": "rms", "rope": True},
     "orion": {"attention_bias": False},
     "rwkv6": {"head_size": 8},
+    "spark2_5": {"headwise_attn_output_gate": True, "sliding_window": 5},
     "rwkv7": {"head_dim": 8},
 }  # fmt: skip
 UNLIKE = {"head_dim": 6, "kv_heads": 2, "rope_dimensions": 4, "context": 7, "token_types": 3,
@@ -762,8 +765,8 @@ OF_ROPE = {key.field for key in (*LONGROPE_KEYS, YARN_MULTIPLIER, HEAD_MULTIPLIE
 # Sections of RoPE matter for images only.
 OF_ROPE |= {"ramp_between_pairs", "rope_sections"}
 # llama.cpp needs the number, from which nothing follows in Nemotron-H. In Gemma 4, the key matters
-# for images only.
-CARRIED = {"shared_count", "sees_ahead"}
+# for images only. weightctl does not run the loops of Nanbeige.
+CARRIED = {"shared_count", "sees_ahead", "skips_norms"}
 
 
 class Watched(dict[str, Any]):

@@ -179,6 +179,17 @@ def _list_parts(document: Document) -> Document:
     return {**given, "intermediate_size": max(widths), "shared": shared, "widths": widths}
 
 
+def _list_windows(document: Document) -> Document:
+    """Return the windows and the RoPE of the layers of a Spark."""
+    rope = [document["rope_parameters"][f"{kind}_attention"] for kind in ("full", "sliding")]
+    return {
+        "hidden_act": document.get("hidden_act", "gelu"),
+        "rope": [[each["rope_theta"], each["partial_rotary_factor"]] for each in rope],
+        "window": document["sliding_window"],
+        "windowed": [kind == "sliding_attention" for kind in document["layer_types"]],
+    }
+
+
 _DECI = Dialect(
     given={"head_dim": None, "num_key_value_heads": None},
     own=("block_configs", "num_key_value_heads_per_layer"),
@@ -395,5 +406,18 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
     "deci": ("own_llama", "DeciLMForCausalLM", _DECI),
     "jina_bert_v2": ("own_bert", "JinaBertModel", Dialect(
         own=("position_embedding_type", "feed_forward_type"),
+    )),
+    "spark2_5": ("own_llama", "Spark2_5ForCausalLM", Dialect(
+        given={"gated": True},
+        own=(
+            "gate_attn_act_mode", "headwise_attn_output_gate", "layer_types", "rope_parameters",
+            "sliding_window",
+        ),
+        more=_list_windows,
+        names=(("model.embed_tokens.", "model.embedding."), (".o_proj.", ".out_proj.")),
+        joined=(Joined(".q_k_v_proj.", (".q_proj.", ".k_proj.", ".v_proj.")),),
+    )),
+    "nanbeige": ("own_llama", "NanbeigeForCausalLM", Dialect(
+        keys={"loops": "num_loops", "skips": "skip_loop_final_norm"},
     )),
 }  # fmt: skip

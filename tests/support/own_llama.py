@@ -20,7 +20,11 @@ class OwnLlamaConfig(llama.LlamaConfig):
     """The config of a llama that may have ALiBi in place of RoPE, and layers without some parts.
 
     `widths` and `shared` are the widths of the MLP and the numbers of KV heads by layer, 0 for
-    none. If `parallel`, attention and MLP read the same norm.
+    none. If `parallel`, attention and MLP read the same norm. With `gated`, the output of each head
+    is multiplied by the sigmoid of another projection. `windowed` are the layers with a window of
+    `window` positions. `rope` has the base and the rotated share of layers without a window, then
+    of those with one. The layers are passed `loops` times, with the norm after each pass, or only
+    after the last one if `skips`.
     """
 
     model_type = TYPE
@@ -29,6 +33,54 @@ class OwnLlamaConfig(llama.LlamaConfig):
     parallel: bool = False
     widths: list[int] | None = None
     shared: list[int] | None = None
+    gated: bool = False
+    windowed: list[bool] | None = None
+    window: int = 0
+    rope: list[list[float]] | None = None
+    loops: int = 1
+    skips: bool = False
+
+
+def _rotate(x: torch.Tensor, base: float, share: float) -> torch.Tensor:
+    """Return queries or keys, [batch, heads, positions, size], whose first elements are rotated."""
+    size = int(x.shape[-1] * share)
+    steps = base ** -(torch.arange(0, size, 2) / size)
+    angles = torch.arange(x.shape[2])[:, None] * steps
+    first, second = x[..., :size].chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat((*turned, x[..., size:]), -1)
+
+
+class _Attention(nn.Module):
+    """Attention with gates of heads, and with RoPE as the layer has it."""
+
+    def __init__(self, config: OwnLlamaConfig, number: int) -> None:
+        super().__init__()
+        heads, shared, size = (
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        )  # fmt: skip
+        self.size, self.groups = size, heads // shared
+        is_windowed = bool(config.windowed and config.windowed[number])
+        self.window = config.window if is_windowed else 0
+        self.rope = config.rope[is_windowed]
+        for name, rows in (("q_proj", heads), ("k_proj", shared), ("v_proj", shared)):
+            setattr(self, name, nn.Linear(config.hidden_size, rows * size, bias=False))
+        self.g_proj = nn.Linear(config.hidden_size, heads, bias=False)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor, _: Any, mask: torch.Tensor) -> tuple[torch.Tensor]:
+        parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (part.view(*x.shape[:2], -1, self.size).transpose(1, 2) for part in parts)
+        q, k = _rotate(q, *self.rope), _rotate(k, *self.rope)
+        k, v = (part.repeat_interleave(self.groups, 1) for part in (k, v))
+        if self.window:
+            positions = torch.arange(x.shape[1])
+            is_far = positions[:, None] - positions >= self.window
+            mask = mask.masked_fill(is_far, -torch.inf)
+        shares = (q @ k.mT * self.size**-0.5 + mask).softmax(-1)
+        attended = (shares @ v).transpose(1, 2) * self.g_proj(x).sigmoid()[..., None]
+        return (self.o_proj(attended.flatten(2)),)
 
 
 class _Layer(nn.Module):
@@ -43,7 +95,8 @@ class _Layer(nn.Module):
         self.is_parallel = config.parallel
         if self.has_attention:
             self.input_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.self_attn = llama.LlamaAttention(own, number)
+            kind = _Attention if config.gated else llama.LlamaAttention
+            self.self_attn = kind(own, number)
         if self.has_mlp:
             self.mlp = llama.LlamaMLP(own)
             if not config.parallel:
@@ -102,8 +155,11 @@ class OwnLlamaForCausalLM(transformers.PreTrainedModel):
             slopes = find_slopes(self.config.num_attention_heads)[None, :, None, None]
             mask = mask + distance.clamp(max=0) * slopes
             rope = (torch.ones_like(rope[0]), torch.zeros_like(rope[1]))
-        for layer in self.model.layers:
-            x = layer(x, mask, rope)
+        for number in range(self.config.loops):
+            if number and not self.config.skips:
+                x = self.model.norm(x)
+            for layer in self.model.layers:
+                x = layer(x, mask, rope)
         return CausalLMOutput(logits=self.lm_head(self.model.norm(x)))
 
 

@@ -187,6 +187,7 @@ class DecoderConfig:
     - `logit_scale`, `logit_divisor`, `softcap`: the factor, the divisor and the bound of the
       logits.
     - `output_bias`: whether the output has a bias.
+    - `loops`: how many times all layers are passed. Our modules pass them once.
 
     Multi-token prediction (MTP), for which layers follow those of the model:
 
@@ -336,6 +337,7 @@ class DecoderConfig:
     logit_scale: float = 1.0
     logit_divisor: float = 1.0
     output_bias: bool = False
+    loops: int = 1
     softcap: float | None = None
 
     mtp_layers: int = 0

@@ -345,7 +345,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "not_causal": "rules:is_not_causal",
         "qwen2": "rules:is_qwen2",
     }),
-    "not_run": _refer({}),
+    "not_run": _refer({"loops": "rules:find_loops"}),
     "copied": _refer({"tied_output": "rules:copy_tied_output"}),
 })  # fmt: skip
 

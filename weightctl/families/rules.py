@@ -1086,6 +1086,14 @@ def _standard_modernbert(document: Mapping[str, Any]) -> Mapping[str, Any]:
 standard_modernbert = reading_head(_standard_modernbert, *_OF_HEADS)
 
 
+# Nanbeige
+
+
+def find_loops(config: Any) -> str | None:
+    """Return why weightctl does not run a model, None if it does."""
+    return f"its layers are passed {config.loops} times" if config.loops > 1 else None
+
+
 # Nomic
 
 # The keys of Nomic's own code, which the published models have.
