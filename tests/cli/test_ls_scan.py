@@ -55,7 +55,8 @@ def test_what_is_outside_the_list_is_exit_1(kind: str, tmp_path: Path) -> None:
     found, summary = done.stdout.splitlines()
     assert found.startswith(f"{tmp_path / 'a.bin'}: os.system  dangerous  (byte ")
     assert re.fullmatch(
-        r"1 file, \d+ pickles?, no other code: 1 dangerous, 0 unknown, \d+ known", summary
+        r"1 file, \d+ pickles?, no code in templates or configs: 1 dangerous, 0 unknown, \d+ known",
+        summary,
     )
 
 
@@ -73,7 +74,10 @@ def test_what_torch_writes_of_tensors_is_all_known(tmp_path: Path, *, legacy: bo
 def test_every_file_of_a_directory_is_scanned(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((TINY / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text("{}")
-    assert weightctl("ls", "--scan", tmp_path).stdout == "2 files, no pickles, no other code\n"
+    assert (
+        weightctl("ls", "--scan", tmp_path).stdout
+        == "2 files, no pickles, no code in templates or configs\n"
+    )
     (tmp_path / "training_args.bin").write_bytes(EVIL["in a zip"])
     done = weightctl("ls", "--scan", tmp_path, "--json")
     assert done.returncode == 1
@@ -122,7 +126,7 @@ def test_each_global_has_a_severity(tmp_path: Path) -> None:
         f"{path}: builtins.eval  dangerous",
         f"{path}: a.B  unknown",
         f"{path}: collections.OrderedDict  known",
-        "1 file, 1 pickle, no other code: 1 dangerous, 1 unknown, 1 known",
+        "1 file, 1 pickle, no code in templates or configs: 1 dangerous, 1 unknown, 1 known",
     ]
 
 
@@ -158,14 +162,17 @@ def test_one_summary_ends_the_scan_of_several_paths(tmp_path: Path) -> None:
         (tmp_path / f"{name}.pkl").write_bytes(content)
     done = weightctl("ls", "--scan", "a.pkl", "b.pkl", "c.pkl", cwd=tmp_path)
     assert done.stdout.splitlines()[2:] == [
-        "3 files, 3 pickles, no other code: 2 dangerous, 0 unknown, 1 known"
+        "3 files, 3 pickles, no code in templates or configs: 2 dangerous, 0 unknown, 1 known"
     ]
 
 
 def test_a_compressed_npz_without_pickles_is_clean(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", a=np.arange(100_000.0), b=np.array(["x"]))
     done = weightctl("ls", "--scan", tmp_path / "a.npz")
-    assert (done.returncode, done.stdout) == (0, "1 file, no pickles, no other code\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "1 file, no pickles, no code in templates or configs\n",
+    )
 
 
 @pytest.mark.parametrize("kind", ["alone", "in a stream", "in a zip"])

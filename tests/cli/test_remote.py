@@ -184,7 +184,7 @@ def test_scan_reads_all_files_of_a_model(hub_model: HubServer) -> None:
     assert done.returncode == 1
     assert done.stdout == (
         f"{URL}/a/b/old.bin: os.system  dangerous  (byte 2)\n"
-        "7 files, 1 pickle, no other code: 1 dangerous, 0 unknown, 0 known\n"
+        "7 files, 1 pickle, no code in templates or configs: 1 dangerous, 0 unknown, 0 known\n"
     )
 
 

@@ -17,8 +17,9 @@ from libwhisper import compute_logits, is_installed
 from once import once, shared
 from weightctl import convert, open_weights
 from weightctl.errors import ArchitectureError, TokenizerError
-from weightctl.extras.whisper.plans import compute_mel_filters, derive_merges, read_vocabulary
+from weightctl.extras.whisper.plans import compute_mel_filters, read_vocabulary
 from weightctl.text.byte_level import from_byte_level
+from weightctl.translate.tokenizer.tiktoken import derive_merges
 from whisper_models import END, POSITIONS, WORDS, make_whisper
 
 if TYPE_CHECKING:

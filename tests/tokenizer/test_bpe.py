@@ -417,7 +417,7 @@ def test_blooms_own_regular_expression_is_known(tmp_path: Path) -> None:
     assert read(saved(reference, tmp_path)).pre == "bloom"
 
 
-@each("name", ["tekken.json", "tiktoken.model", "qwen.tiktoken"])
+@each("name", ["tokenizer.tiktoken", "hy.tiktoken"])
 def test_tokenizer_files_that_are_not_supported_are_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(TokenizerError, match=re.escape(name)):

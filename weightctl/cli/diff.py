@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weightctl.cli.outline import OutlineLine
     from weightctl.deltas.creating import WrittenPatch
     from weightctl.inspection.comparison import Comparison, Difference, LayerChange, ValueChange
-    from weightctl.inspection.metadata import MetadataDifference
+    from weightctl.inspection.diff import ComparedCheckpoints
 
 # The bytes of B, by the way in which the patch restores them.
 _MEANINGS = {
@@ -105,7 +105,7 @@ def diff(
         titles = [f"{side}: {name_model(path)} ({c.title(path)})" for side, path, c in sides]
         show_lines([[Cell(printable(title), "bold")] for title in titles])
         _show_differences(found)
-        _show_metadata(compared.metadata)
+        _show_metadata(compared)
         show_lines([[Cell(line)] for line in _summarize(found, hashes=hashes)])
     if not quiet and ours.entries and theirs.entries and not found.shared:
         note(
@@ -135,10 +135,12 @@ def _show_differences(found: Comparison) -> None:
         show_lines([[]])
 
 
-def _show_metadata(differences: Sequence[MetadataDifference]) -> None:
+def _show_metadata(compared: ComparedCheckpoints) -> None:
+    differences = compared.metadata
     if not differences:
         return
-    show_lines([[], [Cell("metadata", "bold")]])
+    blank: list[list[Cell]] = [] if compared.differences else [[]]
+    show_lines([*blank, [Cell("metadata", "bold")]])
     rows: list[list[Cell]] = []
     for each in differences[:_MOST_KEYS]:
         sign, style = ("-", "red") if each.second is None else ("+", "green")

@@ -94,7 +94,10 @@ def _note_similar_keys(edited: Edited) -> Iterator[str]:
         near = [each for each in known if each.endswith(f".{key}")]
         near = near or difflib.get_close_matches(key, known, n=1, cutoff=0.8)
         if near and key not in known and near[0] not in edited.changes.values:
-            yield f"`{printable(key)}` is a new key; did you mean `{printable(near[0])}`?"
+            yield (
+                f"`{printable(key)}` is a new key; did you mean `{printable(near[0])}`? "
+                f"--unset {printable(key)} removes it"
+            )
 
 
 def _summary(path: str, edited: Edited) -> list[list[Cell]]:

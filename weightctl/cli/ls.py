@@ -155,6 +155,8 @@ def ls(
 
 def _list_each(paths: Sequence[str], source_format: str | None, asked: ListChoices) -> None:
     """List checkpoints; exit with 1 if one does not fit a memory, and 2 if one is unreadable."""
+    if asked.fit is not None:
+        parse_size(asked.fit)  # it is refused once, and not for each path
     shown, fits = 0, True
     for path in paths:
         try:

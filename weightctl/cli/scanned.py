@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.cli.costs import show_document
-from weightctl.cli.render import columns, complain, is_terminal, show_lines
+from weightctl.cli.render import columns, complain, is_terminal, show_lines, show_sentences
 from weightctl.errors import OutputError, WeightctlError
 from weightctl.formats.scanning import AllowList, Severity
 from weightctl.inspection.scan import list_scanned, scan_with
@@ -108,11 +108,11 @@ def _show(found: Sequence[ScannedFile], choices: ScanChoices) -> None:
     ]
     show_lines(_lines(shown))
     if found and not choices.quiet:
-        show_lines([[Cell(_summary(found), "bold")]])
+        show_sentences([[Cell(_summary(found), "bold")]])
 
 
 def _summary(found: Sequence[ScannedFile]) -> str:
-    """Return `3 files, 3 pickles, no other code: 2 dangerous, 0 unknown, 1 known`."""
+    """Return `3 files, 3 pickles, no code in templates or configs: 2 dangerous, 0 unknown ...`."""
     files = pluralize(len(found), "file")
     counts = Counter(each.severity for file in found for each in file.findings)
     pickles = sum(each.pickle_count for each in found)
@@ -121,7 +121,9 @@ def _summary(found: Sequence[ScannedFile]) -> str:
         (
             files,
             pluralize(pickles, "pickle") if pickles else "no pickles",
-            f"other code in {pluralize(places, 'place')}" if places else "no other code",
+            f"other code in {pluralize(places, 'place')}"
+            if places
+            else "no code in templates or configs",
         )
     )
     if not pickles and not counts:

@@ -28,6 +28,8 @@ _PAGE = re.compile(
 )
 _NOT_MODELS = {"datasets", "spaces", "docs", "blog", "papers", "collections", "api"}
 _REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:/(?P<path>[^:]+))?")
+# Names that are more alike are suggested for each other.
+_ALIKE = 0.85
 _NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?(?::[\w.-]+)?")
 # Of a reference to a model of Ollama, only the name is required.
 _REFERENCE = re.compile(r"(?:ollama://)?(?P<path>[\w.-]+(?:/[\w.-]+)*)(?::(?P<tag>[\w.-]+))?")
@@ -89,9 +91,18 @@ def list_local_models() -> Iterator[LocalModel]:
 
 
 def hint_for_name(text: str) -> str:
-    """Return a hint with the first name of a model that contains a text; empty if none does."""
-    names = (model.name for model in list_local_models()) if _NAME.fullmatch(text) else ()
+    """Return a hint with the name of a model or file that is like a text; empty if none is."""
+    import difflib
+
+    directory, base = os.path.split(text)
+    files = _list_names(directory or ".")
+    names = [model.name for model in list_local_models()] if _NAME.fullmatch(text) else []
+    near = next((name for name in files if os.path.splitext(name)[0] == base), "")
+    near = near or next(iter(difflib.get_close_matches(base, files, 1, _ALIKE)), "")
+    if near:
+        return f"did you mean {os.path.join(directory, near)}?"
     near = next((name for name in names if text.lower() in name.lower()), "")
+    near = near or next(iter(difflib.get_close_matches(text, names, 1, _ALIKE)), "")
     return f"did you mean `{near}`? `weightctl ls` lists the models on this machine" if near else ""
 
 

@@ -19,6 +19,10 @@ def parse_size(text: str, *, unit: str = "") -> int:
 
     Raises `WeightctlError` for anything else, and for a bare number if `unit` is empty.
     """
+    if text.startswith("--"):
+        raise WeightctlError(
+            f"a size in bytes is missing before {text}", hint="write it as 5GB, 512MiB or 64kB"
+        )
     match = re.fullmatch(r"\s*(\d{1,99})(?:\.(\d{1,99}))?\s*([a-zA-Z]*)\s*", text, re.ASCII)
     found = None if match is None else (match[3] or unit).lower()
     if match is None or (found and found not in _UNITS):
@@ -28,7 +32,7 @@ def parse_size(text: str, *, unit: str = "") -> int:
     if not found:
         number = text.strip()
         raise WeightctlError(
-            f"the size `{number}` has no unit", hint=f"write {number}GB, {number}MiB or {number}B"
+            f"the size `{number}` has no unit", hint=f"write {number}GB, {number}MiB or {number}GiB"
         )
     decimals = match[2] or ""
     one = int("1".ljust(len(decimals) + 1, "0"))

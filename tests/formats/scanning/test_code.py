@@ -152,7 +152,10 @@ def test_source_counts_where_a_file_names_code(
     (tmp_path / "net.py").write_text("import os\nos.system('id')\n")
     (tmp_path / "config.json").write_text("{}")
     done = weightctl("ls", "--scan", tmp_path)
-    assert (done.returncode, done.stdout) == (0, "2 files, no pickles, no other code\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "2 files, no pickles, no code in templates or configs\n",
+    )
     (tmp_path / "config.json").write_bytes(json_of({"auto_map": {"AutoModel": "net.Net"}}))
     done = weightctl("ls", "--scan", ".", cwd=tmp_path)
     assert done.returncode == 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import binascii
 import json
 import math
-from base64 import b64decode
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, TokenizerError
@@ -25,9 +22,10 @@ from weightctl.formats.base import LEVELS_KEY
 from weightctl.formats.huggingface import CONFIG, json_document
 from weightctl.plan.choices import Names
 from weightctl.plan.plan import Plan
-from weightctl.text.byte_level import from_byte_level, to_byte_level
+from weightctl.text.byte_level import from_byte_level
 from weightctl.text.untyped import is_list, is_object
 from weightctl.translate.tokenizer.files import open_files
+from weightctl.translate.tokenizer.tiktoken import derive_merges, read_ranks
 from weightctl.weights.derived import Derived, DerivedTensor
 from weightctl.weights.metadata import TEXT, MetadataValue, text
 from weightctl.weights.steps.reshaped import WithAxis, WithoutAxis
@@ -305,7 +303,8 @@ def read_vocabulary(directory: str, count: int) -> list[str]:
     if ids is None:
         name = _TIKTOKEN[0] if count >= _MULTILINGUAL else _TIKTOKEN[1]
         data = files.data(name)
-        ids = None if data is None else _read_tiktoken(data, files.path(name))
+        ids = None if data is None else read_ranks(data, files.path(name))
+        _check(ids or {}, files.path(name))
     if not ids:
         raise TokenizerError(
             f"{directory or '.'}: the tokenizer, whose tokens a file of whisper.cpp contains, is "
@@ -363,39 +362,3 @@ def _check(ids: Mapping[str, object], where: str) -> None:
             raise TokenizerError(
                 f"{where}: the id of the token {word!r:.80} is {number!r:.40}", hint=_HINT
             )
-
-
-def _read_tiktoken(data: bytes, where: str) -> dict[str, int]:
-    ids: dict[str, int] = {}
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line:
-            continue
-        try:
-            token, rank = line.split()
-            # The file of multilingual models has an empty token, which is written as `=`.
-            ids[to_byte_level(b64decode(token))] = int(rank)
-        except (ValueError, binascii.Error) as error:
-            raise TokenizerError(f"{where}: line {number} is not a token and a rank") from error
-    _check(ids, where)
-    return ids
-
-
-def derive_merges(words: list[str]) -> list[str]:
-    """Return the merges of a byte-level tokenizer whose tokens are in the order of their merges.
-
-    Each token of several characters is the result of one merge: of the two tokens that remain when
-    the merges of all earlier tokens are applied to it.
-    """
-    ranks = {word: rank for rank, word in enumerate(words)}
-    merges: list[str] = []
-    for word, limit in ranks.items():
-        parts = list(word)
-        while len(parts) > 2:
-            joined = [ranks.get(one + other, limit) for one, other in pairwise(parts)]
-            best = min(range(len(joined)), key=joined.__getitem__)
-            if joined[best] >= limit:
-                break
-            parts[best : best + 2] = ["".join(parts[best : best + 2])]
-        if len(parts) == 2:
-            merges.append(" ".join(parts))
-    return merges

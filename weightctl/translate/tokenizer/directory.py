@@ -52,6 +52,7 @@ READERS: dict[str, str] = {
     "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
     "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
     "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
+    "ranks of tokens": "weightctl.translate.tokenizer.tiktoken:from_files",
     "RWKV": "weightctl.translate.tokenizer.rwkv:from_files",
 }
 # The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
@@ -79,8 +80,16 @@ _VOCABULARY = {"vocab", "merges"}
 _CHARSMAP = "precompiled_charsmap"  # GGUF has a key for it
 # A limit that no tokenizer is known to reach.
 _MAX_SIZE = 200_000
-_SENTENCEPIECE_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
-_UNSUPPORTED = ("tekken.json", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken")
+# The files of each kind of tokenizer without a tokenizer.json.
+_OTHER_FILES = (
+    ("SentencePiece", ("tokenizer.model",)),
+    ("SentencePiece", ("sentencepiece.bpe.model",)),
+    ("SentencePiece", ("spiece.model",)),
+    ("byte-level BPE", ("vocab.json", "merges.txt")),
+    ("WordPiece", ("vocab.txt",)),
+    ("RWKV", (RWKV_VOCABULARY,)),
+)
+_UNSUPPORTED = ("tokenizer.tiktoken", "hy.tiktoken")
 # The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.
 _CLASS = "PreTrainedTokenizerFast"
 _CONFIG = "tokenizer_config.json"
@@ -124,14 +133,11 @@ def from_directory(
 def _kind(files: TokenizerFiles) -> str | None:
     if files.tokenizer is not None:
         return _kind_of(files.tokenizer, files)
-    if any(map(files.has, _SENTENCEPIECE_FILES)):
-        return "SentencePiece"
-    if files.has("vocab.json") and files.has("merges.txt"):
-        return "byte-level BPE"
-    if files.has("vocab.txt"):
-        return "WordPiece"
-    if files.has(RWKV_VOCABULARY):
-        return "RWKV"
+    if files.find_ranks():
+        return "ranks of tokens"
+    for kind, names in _OTHER_FILES:
+        if all(map(files.has, names)):
+            return kind
     for name in filter(files.has, _UNSUPPORTED):
         raise TokenizerError(
             f"{files.path(name)}: weightctl does not support this kind of tokenizer file",

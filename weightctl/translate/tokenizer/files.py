@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,11 @@ KEEP_HINT = (
 )
 # The name of RWKV's kind of tokenizer in GGUF, and of its only file.
 RWKV, RWKV_VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
+# Files with the ranks of tokens: Mistral's, and those of tiktoken, whose lines have a token in
+# base64 and its rank. A tokenizer.model is usually a file of SentencePiece.
+TEKKEN = "tekken.json"
+TIKTOKEN = ("qwen.tiktoken", "tiktoken.model", "tokenizer.model")
+_RANK = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 # The classes of transformers that load tokenizer.json unchanged. Others replace some of its
 # settings by those of tokenizer_config.json, and by their own defaults.
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -58,6 +64,15 @@ class TokenizerFiles:
         Raises `TokenizerError` if it cannot be read, is too large, or is not UTF-8.
         """
         return _text(self.path(name))
+
+    def find_ranks(self) -> str:
+        """Return the name of the file with the ranks of tokens; empty if there is none."""
+        if self.has(TEKKEN):
+            return TEKKEN
+        found = (
+            each for each in TIKTOKEN if self.has(each) and _RANK.match(self.data(each) or b"")
+        )
+        return next(found, "")
 
     def special_tokens(self) -> dict[str, str]:
         """Return the texts of special tokens by their keys, such as `bos_token`.
