@@ -70,11 +70,14 @@ FORMS = {
     "glm4_moe": MtpCase("glm4_moe-normed", "model.layers.{}.", 2, 2, 1, _USUAL),
     "glm4_moe-shared": MtpCase("glm4_moe", "model.layers.{}.", 2, 2, 2, _SHARED),
     "exaone_moe": MtpCase("exaone_moe", "mtp.layers.{}.", 3, 0, 1, _QWEN),
-    "hy_v3": MtpCase(
-        "hy_v3", "model.layers.{}.", 2, 2, 1,
-        {f"model.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)
-         for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")},
-    ),
+    **{
+        name: MtpCase(
+            name, "model.layers.{}.", 2, 2, 1,
+            {f"model.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)
+             for name in ("eh_proj", "enorm", "hnorm", "final_layernorm")},
+        )
+        for name in ("hy_v3", "bailing_hybrid")
+    },
     "mimo2": MtpCase(
         "mimo2", "model.mtp.layers.{}.", 1, 0, 3,
         {f"model.mtp.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)

@@ -94,6 +94,7 @@ RWKV_NAMES = {
 OWN = {
     "nanbeige",
     "spark2_5",
+    "bailing_hybrid",
     "cohere2_moe",
     "cwm",
     "deepseek_v4",
@@ -118,6 +119,7 @@ SMALL = {"vocabulary": 10, "hidden": 32, "layers": 3, "heads": 4, "kv_heads": 4,
 # What a config must state.
 STATED: dict[str, dict[str, Any]] = {
     "baichuan": {"num_hidden_layers": 32},
+    "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1},
     "bailingmoe2": {"use_bias": False, "n_group": 1, "topk_group": 1},
     "chatglm": {"multi_query_attention": True},
     "codeshell": {"position_embedding_type": "rope"},

@@ -150,6 +150,14 @@ UNREAD_OF = {
     "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm4_moe_lite": {"qk_head_dim"},
+    "bailing_hybrid": {
+        "layer_group_size",
+        "linear_head_dim",
+        "linear_conv_kernel_dim",
+        "mtp_loss_scaling_factor",
+        "qk_head_dim",
+        "rope_theta",
+    },
     "cohere2_moe": {
         "layer_norm_eps",
         "rms_norm_eps",

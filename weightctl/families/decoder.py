@@ -59,7 +59,9 @@ class DecoderConfig:
     - `delta_layers`: the layers with a gated delta net, whose convolution also reads
       `convolution_length` positions. It has `delta_heads` heads with values of `delta_value_size`
       elements, and `delta_key_heads` key heads of `delta_key_size`. With `delta_by_element`, it is
-      Kimi delta attention, in which a state fades by each element of a key.
+      Kimi delta attention, in which a state fades by each element of a key: with a projection each
+      for the decay and the gate unless it is `delta_low_rank`, and by no more than `delta_bound`,
+      a logarithm, if that is not None.
     - `lru_layers`: the layers with a linear recurrent unit (RG-LRU), which has `lru_width` channels
       in as many blocks as there are heads, and a convolution over `convolution_length` positions.
     - `mlp_layers`: the layers with an MLP or experts.
@@ -218,6 +220,8 @@ class DecoderConfig:
     delta_key_size: int = 0
     delta_value_size: int = 0
     delta_by_element: bool = False
+    delta_low_rank: bool = True
+    delta_bound: float | None = None
     lru_layers: LayerFlag = False
     lru_width: int = 0
     mlp_layers: LayerFlag = True

@@ -140,6 +140,7 @@ KINDS = _refer({
 STEPS = _refer({
     "as_column": "steps:AS_COLUMN",
     "by_head": "steps:BY_HEAD",
+    "exp": "steps:EXP",
     "leading_axes": "steps:leading_axes",
     "leading_rows": "steps:PADDING_ROWS",
     "minus_exp": "steps:MINUS_EXP",
@@ -172,6 +173,7 @@ ORDERS = _refer({
     "by_kv_head": "steps:order_by_kv_head",
     "delta_by_group": "rules:order_by_group",
     "delta_by_key_head": "rules:order_by_key_head",
+    "keys_and_values": "latent:by_head",
 })  # fmt: skip
 
 # The functions that make a tensor from a config, and those that find the settings in the tensor.
@@ -199,6 +201,7 @@ MODELS = MappingProxyType({
 # What rows cannot say, by the field of the `Family`.
 RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "standard": _refer({
+        "bailing_hybrid": "rules:standard_bailing_hybrid",
         "bailingmoe": "rules:standard_bailingmoe",
         "bamba": "rules:standard_bamba",
         "cohere2": "rules:standard_cohere2",

@@ -130,7 +130,7 @@ _KEYS = latent_keys(
 )  # fmt: skip
 
 
-def _standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def standard_kimi_linear(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json in transformers' current form.
 
     Older files have an object for Kimi delta attention, in which layers are counted from 1.
@@ -263,6 +263,6 @@ FAMILY = Family(
         _CALLED,
     ),
     fusions=(joined_form(), *_MLP_FORMS, *expert_forms()),
-    standard=_standard,
+    standard=standard_kimi_linear,
     checked=checking_experts(_check),
 )  # fmt: skip

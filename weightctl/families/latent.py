@@ -102,10 +102,11 @@ def joined_form(convention: NamingConvention = "hugging_face") -> Fusion:
     name = "model.layers.{}.self_attn.kv_b_proj.{kind}"
     if convention == "gguf":
         name = "blk.{}.attn_kv_b.{kind}"
-    return Fusion(convention=convention, name=name, parts=_PARTS, order=_by_head)
+    return Fusion(convention=convention, name=name, parts=_PARTS, order=by_head)
 
 
-def _by_head(config: Any) -> Sequence[int]:
+def by_head(config: Any) -> Sequence[int]:
+    """Return the rows of keys and values, with those of each head together."""
     return group_heads(config.heads, (config.plain_dimensions, config.value_dimensions))
 
 

@@ -92,6 +92,28 @@ def normalize_rows(vocabulary: int) -> Change:
 # Bailing
 
 
+def standard_bailing_hybrid(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json in Kimi Linear's form, with the type of attention of each layer.
+
+    By default, the last layer of each group has full attention.
+    """
+    from weightctl.families.kimi_linear import standard_kimi_linear
+
+    found = dict(standard_kimi_linear(document))
+    # transformers saves these two keys with names of its own.
+    for name, own in (
+        ("head_dim", "linear_head_dim"), ("short_conv_kernel_size", "linear_conv_kernel_dim")
+    ):  # fmt: skip
+        found |= {name: found[own]} if own in found else {}
+    if found.get("layer_types") is None:
+        layers = LAYERS.read(found.get("num_hidden_layers", 42))
+        group = WholeNumber(1, LAYERS.most).read(found.get("layer_group_size", 6))
+        found["layer_types"] = [
+            "linear_attention" if (layer + 1) % group else GLOBAL for layer in range(layers)
+        ]
+    return standard(found)
+
+
 def standard_bailingmoe(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return config.json in which the number of KV heads is not 0."""
     # 0 means as many KV heads as query heads.

@@ -19,6 +19,8 @@ from weightctl.weights.steps.integers import AsIntegers
 from weightctl.weights.steps.numbers import (
     AsFloat32,
     Doubled,
+    Exp,
+    Log,
     LogOfMinus,
     MinusExp,
     Multiplied,
@@ -170,6 +172,7 @@ _SAME = Change(lambda _: None, lambda _: None, runs_as=None)
 PLUS_ONE = plus(1.0)
 # The rates of a state space model.
 MINUS_EXP = Change(lambda _: MinusExp(), lambda _: LogOfMinus())
+EXP = Change(lambda _: Exp(), lambda _: Log())
 # A table of integers.
 INT32 = Change(lambda _: AsIntegers("I32"), lambda _: AsIntegers("I64"))
 

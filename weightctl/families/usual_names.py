@@ -219,6 +219,9 @@ _OF_LAYERS = (
     _matrix("delta.gate_a", "ssm_g_a", "self_attn.g_a_proj", ("delta_key_size",), when=_IF_DELTA),
     _matrix("delta.gate_b", "ssm_g_b", "self_attn.g_b_proj", ("values",), ("delta_key_size",),
             when=_IF_DELTA),
+    # Or by one.
+    _matrix("delta.decay", "ssm_f_a", "self_attn.f_proj", ("keys",), when=_IF_DELTA),
+    _matrix("delta.output_gate", "ssm_g_a", "self_attn.g_proj", ("values",), when=_IF_DELTA),
     # A linear recurrent unit (RG-LRU), whose gates are computed in blocks of channels.
     _matrix("lru.gate", "lru_gate", "temporal_block.linear_y", ("lru_channels",), when=_IF_LRU,
             bias=True),

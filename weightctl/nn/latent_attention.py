@@ -38,8 +38,9 @@ class LatentAttention(Divisible):
     have `plain + rotated` numbers, made of a latent vector of their own if `query_rank` is not 0.
     `scale` multiplies the scores, the inverse root of a query's size where not given, and
     `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
-    pairs. With an `indexer`, its sizes, queries see only the keys that it selects; it needs a
-    `query_rank`. With `shares_indexer`, the indexer is that of an earlier layer, whose weights
+    pairs. If `gates_heads`, the outputs of each head are multiplied by the sigmoid of a number that
+    another projection of the input makes. With an `indexer`, its sizes, queries see only the keys
+    that it selects; it needs a `query_rank`. With `shares_indexer`, the indexer is that of an earlier layer, whose weights
     `share_indexer` sets.
 
     Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
@@ -60,6 +61,7 @@ class LatentAttention(Divisible):
         causal: bool = True,
         interleaved: bool = False,
         temperature: Temperature | None = None,
+        gates_heads: bool = False,
         indexer: IndexerSizes | None = None,
         shares_indexer: bool = False,
         dtype: DTypeLike = DType.float32,
@@ -95,6 +97,9 @@ class LatentAttention(Divisible):
         self.kv_a_norm = norm(latent_rank)
         self.k_b = projection(latent_rank, heads * plain)
         self.v_b = projection(latent_rank, heads * value)
+        self.gates_heads = gates_heads
+        if gates_heads:
+            self.head_gate = projection(features, heads)
         self.o = projection(heads * value, features)
 
     def __call__(
@@ -147,6 +152,9 @@ class LatentAttention(Divisible):
             collect_squares(self.k_b.weight, plain_q)
             collect_squares(self.v_b.weight, attend(latents))
         y = attend(with_past(v))
+        if self.gates_heads:
+            gates = ops.sigmoid(self.head_gate(x)).transpose(1, 2)
+            y = y * ops.unsqueeze(gates, -1)
         return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value)))
 
     def share_indexer(self, other: LatentAttention) -> None:
@@ -181,6 +189,7 @@ class LatentAttention(Divisible):
             "attention.v_b": self.v_b,
             "attention.o.latent": self.o,
         }
+        parts |= {"attention.head_gate": self.head_gate} if self.gates_heads else {}
         cuts = cut_parts(parts, devices, heads)
         whole = [self.kv_a.weight, self.kv_a_norm.weight]
         if self.query_rank:

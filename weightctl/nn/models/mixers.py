@@ -48,6 +48,7 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
             causal=config.causal,
             interleaved=config.rope_interleaved,
             temperature=temperature,
+            gates_heads=config.attention_gate and config.gate_by_head,
             indexer=_size_indexer(config),
             shares_indexer=not at_layer(config, "indexer_layers", layer),
             dtype=dtype,
@@ -151,6 +152,8 @@ def make_delta_net(config: DecoderConfig, dtype: DType) -> GatedDeltaNet | KimiD
             config.delta_heads,
             size=config.delta_key_size,
             kernel=config.convolution_length,
+            low_rank=config.delta_low_rank,
+            bound=config.delta_bound,
             norm_epsilon=config.norm_epsilon,
             dtype=dtype,
         )

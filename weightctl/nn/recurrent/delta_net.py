@@ -148,8 +148,9 @@ class KimiDeltaAttention(Divisible):
     over `kernel` positions, with SiLU, follow their projections. Two projections, `decay_a` and
     `decay_b`, compute how much each element of a key fades at a position, and `beta` by which share
     the state is corrected. What the heads return gets an RMSNorm of each head, is multiplied by the
-    sigmoid of what `gate_a` and `gate_b` compute, and is projected to the outputs. RoPE is not
-    used.
+    sigmoid of what `gate_a` and `gate_b` compute, and is projected to the outputs. Without
+    `low_rank`, the projections `decay` and `output_gate` are in place of each two. With a `bound`,
+    the logarithm of what is left of a state is between it and 0. RoPE is not used.
 
     Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture" (2025);
     transformers' `KimiLinearDeltaAttention`.
@@ -162,12 +163,15 @@ class KimiDeltaAttention(Divisible):
         *,
         size: int,
         kernel: int,
+        low_rank: bool = True,
+        bound: float | None = None,
         norm_epsilon: float = 1e-5,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
     ) -> None:
         self.heads, self.size = heads, size
+        self.low_rank, self.bound = low_rank, bound
         width = heads * size
         projection = partial(
             Linear, dtype=dtype, device=device, quantization_encoding=quantization_encoding
@@ -175,8 +179,11 @@ class KimiDeltaAttention(Divisible):
         convolution = partial(CausalConvolution, width, kernel, dtype=dtype, device=device)
         self.q, self.k, self.v = (projection(features, width) for _ in range(3))
         self.q_kernel, self.k_kernel, self.v_kernel = (convolution() for _ in range(3))
-        self.decay_a, self.gate_a = (projection(features, size) for _ in range(2))
-        self.decay_b, self.gate_b = (projection(size, width) for _ in range(2))
+        if low_rank:
+            self.decay_a, self.gate_a = (projection(features, size) for _ in range(2))
+            self.decay_b, self.gate_b = (projection(size, width) for _ in range(2))
+        else:
+            self.decay, self.output_gate = (projection(features, width) for _ in range(2))
         self.beta = projection(features, heads)
         self.rates = HeadValues(heads, device=device)
         self.offsets = HeadValues(width, device=device)
@@ -188,20 +195,23 @@ class KimiDeltaAttention(Divisible):
         q = self._split(ops.silu(self.q_kernel(self.q(x)))).cast(DType.float32)
         k = self._split(ops.silu(self.k_kernel(self.k(x)))).cast(DType.float32)
         v = self._split(ops.silu(self.v_kernel(self.v(x)))).cast(DType.float32)
-        faded = self.decay_b(self.decay_a(x)).cast(DType.float32) + self.offsets()
+        decay, gate = (
+            (self.decay_b(self.decay_a(x)), self.gate_b(self.gate_a(x)))
+            if self.low_rank
+            else (self.decay(x), self.output_gate(x))
+        )
         rates = ops.exp(self.rates()).reshape((self.heads, 1))
         scan = partial(
             ops.gated_delta_rule,
             unit_vectors(q) / sqrt(self.size),
             unit_vectors(k),
             v,
-            -rates * self._split(ops.softplus(faded)),
+            self._fade(rates, self._split(decay.cast(DType.float32) + self.offsets())),
             ops.sigmoid(self.beta(x).cast(DType.float32)),
         )
         y = with_states(lambda states: scan(states=states))
         y = self.norm(y.cast(x.dtype)).cast(DType.float32)
-        gate = ops.sigmoid(self._split(self.gate_b(self.gate_a(x))).cast(DType.float32))
-        y = (y * gate).cast(x.dtype)
+        y = (y * ops.sigmoid(self._split(gate).cast(DType.float32))).cast(x.dtype)
         return self.outputs(y.reshape((*x.shape[:-1], self.heads * self.size)))
 
     def tensor_parallel(self, devices: int) -> dict[Weight, ShardingStrategy]:
@@ -217,19 +227,28 @@ class KimiDeltaAttention(Divisible):
             "delta.q_kernel": self.q_kernel,
             "delta.k_kernel": self.k_kernel,
             "delta.v_kernel": self.v_kernel,
-            "delta.decay_b": self.decay_b,
-            "delta.gate_b": self.gate_b,
             "delta.beta": self.beta,
             "delta.rates": self.rates,
             "delta.offsets.apart": self.offsets,
             "delta.outputs": self.outputs,
         }
-        whole = (self.decay_a.weight, self.gate_a.weight, self.norm.weight)
+        whole = [self.norm.weight]
+        if self.low_rank:
+            parts |= {"delta.decay_b": self.decay_b, "delta.gate_b": self.gate_b}
+            whole += [self.decay_a.weight, self.gate_a.weight]
+        else:
+            parts |= {"delta.decay": self.decay, "delta.output_gate": self.output_gate}
         return cut_parts(parts, devices, heads) | replicate_weights(devices, *whole)
 
     def take_shards(self) -> None:
         """Adopt the number of heads of a shard."""
         self.heads = self.q.outputs.size // self.size
+
+    def _fade(self, rates: Value, given: Value) -> Value:
+        """Return the logarithm of what is left of each element of a state at a position."""
+        if self.bound is None:
+            return -rates * ops.softplus(given)
+        return ops.sigmoid(rates * given) * self.bound
 
     def _split(self, x: Value) -> Value:
         """Return (batch, positions, heads * size) as (batch, positions, heads, size)."""

@@ -212,6 +212,33 @@ class MultipliedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Exp(OnFloat32):
+    """`exp(x)` of each number, in float32."""
+
+    def _compute(self, values: NDArray[np.float32]) -> None:
+        import numpy as np
+
+        values[:] = np.exp(values.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "exp(x)"
+
+
+@dataclass(frozen=True, slots=True)
+class Log(OnFloat32):
+    """`log(x)` of each number, in float32: the inverse of `Exp`. NaN unless x is positive."""
+
+    def _compute(self, values: NDArray[np.float32]) -> None:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            values[:] = np.log(values.astype(np.float64))
+
+    def __str__(self) -> str:
+        return "log(x)"
+
+
+@dataclass(frozen=True, slots=True)
 class MinusExp(OnFloat32):
     """`-exp(x)` of each number, in float32."""
 
