@@ -71,7 +71,9 @@ def tensors(path: Path) -> dict[str, Any]:
 
 def is_same(form: str, name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether a tensor is the same; in some, GGUF has other numbers for norms and rates."""
-    if form.startswith(("qwen", "nemotron", "bailing")) and re.search(r"norm(_\w+)?\.weight$|\.A_log$", name):
+    if form.startswith(("qwen", "nemotron", "bailing")) and re.search(
+        r"norm(_\w+)?\.weight$|\.A_log$", name
+    ):
         return bool(np.abs(found[name] - expected[name]).max() < MOST_ROUNDING)
     return bool(found[name].tobytes() == expected[name].tobytes())
 
