@@ -168,6 +168,8 @@ def test_names_are_those_of_llama_cpps_converter(original: Callable[[str], Path]
         for each in theirs:
             known.setdefault(each, set()).add(gguf.TENSOR_NAMES[kind])
     for name, form in FORMS.items():
+        if name == "bailing_hybrid":
+            continue  # gguf does not have its architecture yet
         found = recognize(open_weights(original(name)))
         for each in found.family.tensors(found.config):
             # Latent attention and experts have other tensors there.

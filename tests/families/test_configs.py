@@ -721,10 +721,10 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
             continue  # its keys are weightctl's own
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
         # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5, DeepSeek-V4, Granite with
-        # windows and Nanbeige; the constants of older releases of gguf lack them.
+        # windows, Nanbeige and Ling 3.0; the constants of older releases of gguf lack them.
         newer = {
             "ARCH.hidden_activation", "ARCH.num_loops", "ARCH.skip_loop_final_norm",
-            "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
+            "ARCH.kda.gate_lower_bound", "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
             "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
             *(f"ARCH.hyper_connection.{key}"
               for key in ("count", "epsilon", "sinkhorn_iterations")),

@@ -40,8 +40,8 @@ class LatentAttention(Divisible):
     `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
     pairs. If `gates_heads`, the outputs of each head are multiplied by the sigmoid of a number that
     another projection of the input makes. With an `indexer`, its sizes, queries see only the keys
-    that it selects; it needs a `query_rank`. With `shares_indexer`, the indexer is that of an earlier layer, whose weights
-    `share_indexer` sets.
+    that it selects; it needs a `query_rank`. With `shares_indexer`, the indexer is that of an
+    earlier layer, whose weights `share_indexer` sets.
 
     Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1. Keys and values are computed for each
     head here, as in training.
