@@ -724,7 +724,8 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
         # windows, Nanbeige and Ling 3.0; the constants of older releases of gguf lack them.
         newer = {
             "ARCH.hidden_activation", "ARCH.num_loops", "ARCH.skip_loop_final_norm",
-            "ARCH.kda.gate_lower_bound", "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
+            "ARCH.kda.gate_lower_bound",
+            "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
             "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
             *(f"ARCH.hyper_connection.{key}"
               for key in ("count", "epsilon", "sinkhorn_iterations")),

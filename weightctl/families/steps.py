@@ -21,8 +21,6 @@ from weightctl.weights.steps.numbers import (
     Doubled,
     Exp,
     Log,
-    LogOfMinus,
-    MinusExp,
     Multiplied,
     MultipliedRows,
     Plus,
@@ -171,7 +169,7 @@ def plus(value: float, field: str = "norm_offset") -> Change:
 _SAME = Change(lambda _: None, lambda _: None, runs_as=None)
 PLUS_ONE = plus(1.0)
 # The rates of a state space model.
-MINUS_EXP = Change(lambda _: MinusExp(), lambda _: LogOfMinus())
+MINUS_EXP = Change(lambda _: Exp(-1), lambda _: Log(-1))
 EXP = Change(lambda _: Exp(), lambda _: Log())
 # A table of integers.
 INT32 = Change(lambda _: AsIntegers("I32"), lambda _: AsIntegers("I64"))

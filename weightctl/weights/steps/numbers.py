@@ -213,55 +213,32 @@ class MultipliedRows:
 
 @dataclass(frozen=True, slots=True)
 class Exp(OnFloat32):
-    """`exp(x)` of each number, in float32."""
+    """`exp(x)` of each number, in float32, with a `sign` of 1 or -1."""
+
+    sign: int = 1
 
     def _compute(self, values: NDArray[np.float32]) -> None:
         import numpy as np
 
-        values[:] = np.exp(values.astype(np.float64))
+        values[:] = self.sign * np.exp(values.astype(np.float64))
 
     def __str__(self) -> str:
-        return "exp(x)"
+        return "exp(x)" if self.sign > 0 else "-exp(x)"
 
 
 @dataclass(frozen=True, slots=True)
 class Log(OnFloat32):
-    """`log(x)` of each number, in float32: the inverse of `Exp`. NaN unless x is positive."""
+    """The inverse of `Exp`, in float32. NaN for a number with the other sign."""
+
+    sign: int = 1
 
     def _compute(self, values: NDArray[np.float32]) -> None:
         import numpy as np
 
-        with np.errstate(all="ignore"):
-            values[:] = np.log(values.astype(np.float64))
+        values[:] = np.log(self.sign * values.astype(np.float64))
 
     def __str__(self) -> str:
-        return "log(x)"
-
-
-@dataclass(frozen=True, slots=True)
-class MinusExp(OnFloat32):
-    """`-exp(x)` of each number, in float32."""
-
-    def _compute(self, values: NDArray[np.float32]) -> None:
-        import numpy as np
-
-        values[:] = -np.exp(values.astype(np.float64))
-
-    def __str__(self) -> str:
-        return "-exp(x)"
-
-
-@dataclass(frozen=True, slots=True)
-class LogOfMinus(OnFloat32):
-    """`log(-x)` of each number, in float32: the inverse of `MinusExp`. NaN unless x is negative."""
-
-    def _compute(self, values: NDArray[np.float32]) -> None:
-        import numpy as np
-
-        values[:] = np.log(-values.astype(np.float64))
-
-    def __str__(self) -> str:
-        return "log(-x)"
+        return "log(x)" if self.sign > 0 else "log(-x)"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
