@@ -125,7 +125,7 @@ def test_heads_that_llama_cpp_does_not_load_are_refused(
     ("name", "key", "value"),
     [
         *((name, "attention.causal", MetadataValue("bool", False))
-          for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")),
+          for name in ("llama", "qwen3", "gemma2", "gemma3", "phi3", "gpt2")),
         ("qwen3moe", "expert_group_count", MetadataValue("u32", 2)),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from weightctl.families.diffusion import find_diffusion_package
 from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.formats.huggingface import CONFIG, model_directory
+from weightctl.formats.huggingface import CONFIG, json_document, model_directory
 from weightctl.plan.arrangement import select
 from weightctl.plan.choices import Names, OptionalPart
 from weightctl.plan.plan import Described, Plan, refuse_adapter
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from weightctl.families import RecognizedModel
     from weightctl.families.config_keys import NamingConvention
     from weightctl.families.diffusion import DiffusionPackage
-    from weightctl.weights.info import TensorInfo
+    from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.tree import Checkpoint
 
 _IN_ONE_FILE = (
@@ -259,7 +259,8 @@ def _native(weights: Checkpoint, format_name: str, names: Names) -> NamingConven
     """
     found = _find_native(weights)
     if found is None and format_name == "gguf" and names in {Names.AUTO, Names.GGUF}:
-        if find_blinkdl(header_of(weights)) is not None:
+        header = header_of(weights)
+        if find_blinkdl(header) is not None or _is_params_form(header):
             return "hugging_face"
         if names is Names.AUTO:
             _refuse_model_without_config(weights)
@@ -347,6 +348,8 @@ def _translate_model(
         _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp),
     ):
         made = translate(checkpoint, convention, has_tower_file=part is ModelPart.TEXT)
+    if convention == "hugging_face" and _is_params_form(header_of(weights)):
+        made = made._replace(documents={CONFIG: json_document(checkpoint.document)})
     if mmproj is not None:
         from weightctl.translate.towers import join_tower
 
@@ -396,11 +399,22 @@ def _check_parts(
         )
 
 
+def _is_params_form(header: Header) -> bool:
+    """Whether the names are those of models with params.json in place of config.json."""
+    return "tok_embeddings.weight" in header.tensors and "layers.0.attention.wq.weight" in (
+        header.tensors
+    )
+
+
 def _recognize_model(weights: Checkpoint) -> RecognizedModel:
     from weightctl.families import recognize
 
     with _hint_at_keeping_names():
         restated = restate_blinkdl(weights)
+        if restated is None and _is_params_form(header_of(weights)):
+            from weightctl.families.params_json import restate_params_form
+
+            restated = restate_params_form(weights)
         return recognize(weights) if restated is None else recognize(*restated)
 
 
