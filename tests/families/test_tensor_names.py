@@ -92,22 +92,24 @@ RWKV_NAMES = {
 }  # fmt: skip
 # Those that gguf has no architecture for: weightctl's own, and one that only newer releases have.
 OWN = {
-    "nanbeige",
-    "spark2_5",
     "bailing_hybrid",
     "cohere2_moe",
     "cwm",
     "deepseek_v4",
     "flex_olmo",
     "granite_swa",
+    "granitemoe_swa",
     "helium",
     "hy_v3",
     "hyperclovax",
     "laguna",
     "mellum",
     "mpnet",
+    "nanbeige",
     "opt",
     "recurrent_gemma",
+    "spark2_5",
+    "vaultgemma",
 }
 
 
