@@ -172,6 +172,20 @@ def test_the_layers_with_values_that_are_not_finite_are_named(model: Path) -> No
     )
 
 
+def test_a_value_far_from_the_others_is_named(model: Path) -> None:
+    tensors = load_file(model)
+    tensors["layers.9.experts.0.up.weight"][1, 2] = -4000
+    save_file(tensors, model)
+    (line,) = [
+        line
+        for line in weightctl("stat", model).stderr.splitlines()
+        if "-4e" in line or "4e+03" in line
+    ]
+    assert line.startswith(
+        "note: the largest magnitude in `layers.9.experts.0.up.weight`, 4e+03, is "
+    )
+
+
 def test_flat_lists_each_tensor(model: Path) -> None:
     done = weightctl("stat", model, "--flat", "--include", "*.up.*")
     assert len(done.stdout.splitlines()) == 1 + 22 + 2

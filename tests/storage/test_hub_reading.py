@@ -152,7 +152,9 @@ def test_a_request_to_the_api_is_repeated(hub_model: HubServer) -> None:
     hub_model.inject(Answer(503), path="/api/", times=1)
     before = TRAFFIC.counts.retries
     assert "config.json" in list_names(URL)
-    assert TRAFFIC.counts.retries == before + 1
+    # On a busy machine, a connection can also be closed before a request arrives.
+    assert TRAFFIC.counts.retries > before
+    assert len(hub_model.exchanges("GET", "/api/")) == 2
 
 
 def test_an_answer_that_is_cut_is_requested_again(hub_model: HubServer) -> None:

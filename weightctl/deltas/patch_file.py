@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.deltas.blocks import WORDS, Method
 from weightctl.errors import FormatError
-from weightctl.storage.files import open_reader
+from weightctl.storage.files import is_directory, open_reader
 from weightctl.system.temporary import is_temporary
 
 if TYPE_CHECKING:
@@ -128,6 +128,13 @@ def read_patch(path: str) -> tuple[Patch, Reader]:
 
     Raises `FormatError` if the file is not a patch, or if anything in the index is invalid.
     """
+    if is_directory(path):
+        raise FormatError(
+            path,
+            None,
+            "this is a directory, not a patch",
+            hint="the order is `weightctl apply MODEL PATCH OUT`",
+        )
     file = open_reader(path)
     start = file.read(0, HEADER)
     if not start.startswith(_MAGIC):

@@ -33,7 +33,8 @@ class MeasuredRow(NamedTuple):
 
     `bins` counts the values in equal ranges from -`limit` to `limit`. `rank` is the mean effective
     rank of the tensors, or NaN if it was not estimated. `members` has the rows of single tensors,
-    if they were asked for. `nonfinite` has the names of tensors with values that are not finite.
+    if they were asked for. `nonfinite` has the names of tensors with values that are not finite,
+    and `largest` the name of the tensor with the largest magnitude.
     """
 
     infos: list[TensorInfo]
@@ -44,6 +45,7 @@ class MeasuredRow(NamedTuple):
     rank: float
     members: Sequence[MeasuredRow] = ()
     nonfinite: Sequence[str] = ()
+    largest: str = ""
 
     @property
     def name(self) -> str:
@@ -216,10 +218,12 @@ def measure(
         ]
         single: list[MeasuredRow] = []
         nonfinite: list[str] = []
+        largest: tuple[float, str] = (-1.0, "")
         total: ValueCounts | None = None
         for info, rank in zip(infos, found, strict=True):
             each = next(counts)
             nonfinite += [info.name] if each.has_nonfinite() else []
+            largest = max(largest, (each.find_largest(), info.name))
             if members:
                 single.append(_row([info], label, each, rank))
             if total is None:
@@ -228,7 +232,7 @@ def measure(
                 total.add(each)
         if total is not None:
             row = _row(infos, label, total, sum(found) / len(found))
-            yield row._replace(members=single, nonfinite=nonfinite)
+            yield row._replace(members=single, nonfinite=nonfinite, largest=largest[1])
 
 
 def _row(

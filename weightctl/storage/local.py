@@ -69,11 +69,13 @@ class FileReader(Reader):
             kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
             raise kind(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):
+            is_directory = stat.S_ISDIR(status.st_mode)
+            what = "a directory" if is_directory else "a pipe, a socket or a device"
             raise FormatError(
                 path,
                 None,
-                "it is not a regular file (it is a pipe, a socket or a device)",
-                hint="use the path of a regular file or a directory",
+                f"it is not a regular file (it is {what})",
+                hint="use the path of a regular file",
             )
         self.size = status.st_size
         self.written = status.st_mtime_ns

@@ -88,6 +88,13 @@ class ValueCounts:
         values = _list_values(self.kind, is_cut=self.is_cut)
         return self.nans > 0 or bool(self.words[~np.isfinite(values)].any())
 
+    def find_largest(self) -> float:
+        """Return the largest magnitude of a finite value; 0 if there is none."""
+        if self.is_cut:
+            return max(-self.least, self.most, 0.0)
+        values, _ = self._list_finite()
+        return float(np.abs(values).max()) if len(values) else 0.0
+
     def statistics(self) -> Statistics:
         """Return the statistics of all values that were counted."""
         values, counts = self._list_finite()

@@ -89,8 +89,16 @@ NO_BUCKET = Failure(
     "the bucket does not exist",
     "check the name of the bucket, and the endpoint",
 )
+# The address at which a machine of a cloud asks for its credentials.
+NO_CREDENTIALS = Failure(
+    r"//169\.254\.169\.254/",
+    "no credentials were found",
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, use "
+    "--anonymous",
+)
 READING = (
     NO_BUCKET,
+    NO_CREDENTIALS,
     Failure("UnexpectedRange|NoContentRange|ParseContentRange",
             "the server sends another range than was requested", _DOWNLOAD_HINT),
     Failure("MissingContentLength", "the server does not state the length of the file",
@@ -104,7 +112,7 @@ READING = (
     Failure(r"hyper::Error\(\s*Parse", "the answer is not HTTP", _ADDRESS_HINT),
     Failure("Name or service not known|nodename nor servname|No address associated",
             "the host does not exist",
-            "check the host in the URL or in AWS_ENDPOINT_URL, and the network"),
+            "check the network, and the host in the URL or, for s3://, in AWS_ENDPOINT_URL"),
     Failure("InvalidCertificate|UnknownIssuer|invalid peer certificate",
             "the certificate of the server is not valid", "check the URL and the clock"),
     Failure("dns error", "the name of the host cannot be looked up", NETWORK_HINT, False),

@@ -12,6 +12,7 @@ from obstore import exceptions
 
 from weightctl.storage.remote.failures import (
     NO_BUCKET,
+    NO_CREDENTIALS,
     MissingBucketError,
     find_failure,
     has_status,
@@ -75,6 +76,8 @@ def repeat(call: Callable[[], _Made], path: str) -> _Made:
             failure = find_failure(error)
             if failure is NO_BUCKET:
                 raise MissingBucketError(str(error)) from error
+            if failure is NO_CREDENTIALS:
+                raise
             # obstore has its own exceptions for these errors, except when it lists objects.
             if has_status(error, 401, 403):
                 raise exceptions.PermissionDeniedError(str(error)) from error

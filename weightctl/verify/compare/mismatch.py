@@ -46,7 +46,9 @@ class Mismatch(NamedTuple):
 
     `text` is a sentence about both, in which A is the checkpoint and B the reference; `short` has a
     few words for checks that are skipped. `pairing` has the tensors that can be compared, or is
-    None. `is_whole` says whether A is a whole model.
+    None. `is_whole` says whether A is a whole model. `is_of_reference` says that only the names in
+    B are unusual, so that nothing is wrong with A. `hint` says what to do, if it is not the cause's
+    remedy.
     """
 
     cause: Explanation
@@ -54,6 +56,8 @@ class Mismatch(NamedTuple):
     short: str
     pairing: Pairing | None = None
     is_whole: bool = True
+    is_of_reference: bool = False
+    hint: str = ""
 
     @property
     def is_of_models(self) -> bool:
@@ -62,12 +66,13 @@ class Mismatch(NamedTuple):
     @property
     def is_of_names(self) -> bool:
         """Whether the names and shapes of A are not those of its own config."""
-        return not self.is_whole or self.cause.name == "renamed"
+        is_renamed = self.cause.name == "renamed" and not self.is_of_reference
+        return not self.is_whole or is_renamed
 
     @property
     def problem(self) -> Problem:
         """The mismatch as a problem of both checkpoints as a whole."""
-        return Problem(where="", text=self.text, cause=self.cause)
+        return Problem(where="", text=self.text, hint=self.hint, cause=self.cause)
 
 
 def find_mismatch(subject: Subject, reference: Subject) -> Mismatch | None:
@@ -212,7 +217,10 @@ def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Misma
             how = "begins with" if is_added else "lacks"
             detail = f"each name {how} the prefix `{prefix}`"
             if len(found) >= _COMMON * fewest:
-                return _make_renamed(subject, reference, found, detail, fewest)
+                made = _make_renamed(subject, reference, found, detail, fewest)
+                # The names in A are those of its model, and training added a prefix in B.
+                is_known = subject.checkpoint is not None and reference.checkpoint is None
+                return made._replace(is_of_reference=is_known and not is_added)
     found = _match_contents(subject.weights, reference.weights)
     if len(found) >= _COMMON * fewest:
         examples = [f"`{name}` is `{new}`" for name, new in found.items() if name != new]
@@ -221,7 +229,11 @@ def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Misma
     counts = f"{number(common)} of {number(fewest)} names {'is' if common == 1 else 'are'} in both"
     if _count_shapes(own) == _count_shapes(other):
         text = f"A and B have tensors of the same shapes under different names: {counts}"
-        return Mismatch(_OTHER_NAMES, text, "A and B have different tensor names", pairing)
+        hint = ""
+        if subject.checkpoint is not None and reference.checkpoint is None:
+            hint = "B has no config: `weightctl convert OTHER DIR --config DIR` makes a model of it"
+        short = "A and B have different tensor names"
+        return Mismatch(_OTHER_NAMES, text, short, pairing, hint=hint)
     return _make_different(
         f"A and B are probably different models: {counts}, and fewer than half of the tensors "
         "have equal values under other names"

@@ -49,7 +49,7 @@ def _choose_remedy(problem: Problem) -> str:
 
     The text is empty if there is no remedy, or if the problem has a hint of its own.
     """
-    if problem.cause is not None:
+    if problem.cause is not None and not problem.hint:
         return CAUSES[problem.cause.name].remedy if problem.cause.name in CAUSES else ""
     return CHECKS[problem.check].remedy if problem.check in CHECKS and not problem.hint else ""
 

@@ -66,7 +66,10 @@ def _head(report: Report, headline: Problem | None, room: int | None) -> Lines:
     """
     lines: Lines = []
     if headline is not None:
-        lines += [*hung([], headline.text, room, "red bold"), []]
+        lines += hung([], headline.text, room, "red bold")
+        if headline.hint:
+            lines += hung([Cell("hint: ", "cyan")], headline.hint, room)
+        lines.append([])
     first = [Cell("A: ", "dim") if report.reference is not None else Cell("")]
     title = Cell(printable(report.path), "bold")
     if report.description:

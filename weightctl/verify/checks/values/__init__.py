@@ -93,9 +93,11 @@ def check(request: Request) -> Result:
         return Result(problems=(mismatch.problem,), skipped=mismatch.short)
     wrong = _Wrong(request)
     alone: list[Problem] = []
+    notes = list[str]()
     if mismatch is not None:
         # The mismatch already reports the tensors that are cut, missing or renamed.
-        alone = [mismatch.problem]
+        alone = [] if mismatch.is_of_reference else [mismatch.problem]
+        notes += [mismatch.text] if mismatch.is_of_reference else []
     else:
         alone = [] if request.layers is not None else list(_report_unpaired(pairing))
         wrong.problems += _list_unlike(pairs)
@@ -111,7 +113,7 @@ def check(request: Request) -> Result:
         figures=ValuesFigures(
             tensors=tuple(errors.values()), pairing=pairing.how, judged=not request.compare
         ),
-        notes=tuple(note_alike(wrong.alike)),
+        notes=(*notes, *note_alike(wrong.alike)),
     )
 
 
