@@ -141,6 +141,9 @@ def _make_config(params: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
         "sliding_window": None,
         **found,
     }
+    # mistral-inference assumes the larger value for models without a window.
+    is_of_mistral = "head_dim" in params and config["sliding_window"] is None
+    config.setdefault("rope_theta", 1e6 if is_of_mistral else 1e4)
     moe = params.get("moe")
     if moe is not None:
         config |= {

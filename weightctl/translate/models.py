@@ -15,7 +15,7 @@ from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
 from weightctl.families.recognition import choose_family
 from weightctl.families.towers import find_tower
-from weightctl.formats.huggingface import CONFIG, json_document, model_directory
+from weightctl.formats.huggingface import CONFIG, config, json_document, model_directory
 from weightctl.plan.file_types import file_type
 from weightctl.plan.plan import Plan
 from weightctl.schemes.settings import without_settings
@@ -108,6 +108,8 @@ def translate(
     if convention == checkpoint.convention:
         if checkpoint.is_mlx:
             return _from_mlx(checkpoint)
+        if convention == "hugging_face" and _is_restated(checkpoint):
+            return _from_release(checkpoint)
         return Translation(checkpoint.tree, {})
     check_copies(checkpoint)
     _check_mtp(checkpoint, convention)
@@ -149,6 +151,25 @@ def _from_mlx(checkpoint: RecognizedModel) -> Translation:
     left_out = _describe_left_out(checkpoint, "hugging_face", has_tower_file=True)
     tree = _tree(checkpoint, tensors, {"format": text("pt")})
     return Translation(tree, {CONFIG: json_document(config)}, (*notes, *left_out))
+
+
+def _is_restated(checkpoint: RecognizedModel) -> bool:
+    """Whether the names and the config are not those of the files."""
+    return bool(checkpoint.document) and not config(header_of(checkpoint.tree))
+
+
+def _from_release(checkpoint: RecognizedModel) -> Translation:
+    """Return a model that was distributed in another form, with its config and tokenizer."""
+    documents = {CONFIG: json_document(checkpoint.document)}
+    directory, kind = _directory(checkpoint), str(checkpoint.document["model_type"])
+    words = tokenizer.from_directory(directory, checkpoint.config.vocabulary, kind)
+    notes: tuple[str, ...] = ()
+    if words is None:
+        notes += ("the checkpoint has no tokenizer, so no tokenizer files are written",)
+    else:
+        documents |= tokenizer.to_documents(words, kind, checkpoint.document)
+    text = f"{checkpoint.family.name}, release -> {_TITLES['hugging_face']}"
+    return Translation(checkpoint.tree, documents, notes, text)
 
 
 def _check_mtp(checkpoint: RecognizedModel, convention: NamingConvention) -> None:

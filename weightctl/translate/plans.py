@@ -16,7 +16,7 @@ from weightctl.families.diffusion import find_diffusion_package
 from weightctl.families.mlx import has_mlx_tensors, is_mlx
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import find_mtp
-from weightctl.formats.huggingface import CONFIG, json_document, model_directory
+from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.plan.arrangement import select
 from weightctl.plan.choices import Names, OptionalPart
 from weightctl.plan.plan import Described, Plan, refuse_adapter
@@ -112,7 +112,9 @@ def plan_of(
     wanted = _choose_convention(names, native, format_name, is_model=is_model)
     keeps_names = wanted == native == "hugging_face"
     crosses = wanted is not None and wanted != native
-    crosses |= keeps_names and _leaves_mlx_form(weights, is_cast=is_cast)
+    crosses |= keeps_names and (
+        _is_params_form(header_of(weights)) or _leaves_mlx_form(weights, is_cast=is_cast)
+    )
     _check_parts(part, mmproj, native, wanted)
     stored = weights
     is_gguf = format_name == "gguf"
@@ -258,9 +260,10 @@ def _native(weights: Checkpoint, format_name: str, names: Names) -> NamingConven
     Raises `ConversionError` for a language model of unknown family that is to become GGUF.
     """
     found = _find_native(weights)
+    if found is None and _is_params_form(header_of(weights)):
+        return "hugging_face"
     if found is None and format_name == "gguf" and names in {Names.AUTO, Names.GGUF}:
-        header = header_of(weights)
-        if find_blinkdl(header) is not None or _is_params_form(header):
+        if find_blinkdl(header_of(weights)) is not None:
             return "hugging_face"
         if names is Names.AUTO:
             _refuse_model_without_config(weights)
@@ -348,8 +351,6 @@ def _translate_model(
         _hint_at_keeping_names(has_more=bool(unexpected), has_mtp=has_mtp),
     ):
         made = translate(checkpoint, convention, has_tower_file=part is ModelPart.TEXT)
-    if convention == "hugging_face" and _is_params_form(header_of(weights)):
-        made = made._replace(documents={CONFIG: json_document(checkpoint.document)})
     if mmproj is not None:
         from weightctl.translate.towers import join_tower
 
