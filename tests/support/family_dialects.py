@@ -32,12 +32,15 @@ class Joined(NamedTuple):
     parts: tuple[str, ...]
     by_group: bool = False
 
-    def count_rows(self, rows: int, document: Document) -> list[int]:
-        """Return the rows of each part of a tensor with `rows` rows."""
+    def count_rows(self, name: str, rows: int, document: Document) -> list[int]:
+        """Return the rows of each part of a tensor with a name and `rows` rows."""
         if len(self.parts) == 2:
             return [rows // 2] * 2
         heads = document["num_attention_heads"]
         shared = document.get("num_key_value_heads") or heads
+        if "queries" in document:
+            layer = int(next(filter(str.isdecimal, name.split("."))))
+            heads, shared = document["queries"][layer], document["shared"][layer]
         head = rows // (heads + 2 * shared)
         return [heads * head, shared * head, shared * head]
 
@@ -88,7 +91,7 @@ class Dialect:
             theirs.get(key, key): value for key, value in document.items() if key not in self.own
         }
         kept |= {key: kept[key] // factor for key, factor in self.times.items() if key in kept}
-        kept.setdefault("num_key_value_heads", kept["num_attention_heads"])
+        kept.setdefault("num_key_value_heads", kept.get("num_attention_heads"))
         return {**kept, **self.given, **self.more({**document, **kept}), "model_type": model_type}
 
     def tensors(self, given: Tensors, document: Document) -> Tensors:
@@ -127,7 +130,7 @@ class Dialect:
                     gate = other.replace(".gate.", ".shared_expert_gate.")
                     made[gate] = np.zeros((1, array.shape[1]), array.dtype)
                 continue
-            counts = joined.count_rows(len(array), theirs)
+            counts = joined.count_rows(name, len(array), theirs)
             order = invert(joined.find_order(counts, theirs))
             parts = np.split(array[list(order)], np.cumsum(counts)[:-1])
             for part, values in zip(joined.parts, parts, strict=True):
@@ -177,6 +180,23 @@ def _list_parts(document: Document) -> Document:
     widths = [-(-int(2 * factor * hidden / 3) // 256) * 256 for factor in factors]
     shared = [heads // group if group else 0 for group in groups]
     return {**given, "intermediate_size": max(widths), "shared": shared, "widths": widths}
+
+
+def _list_widths(document: Document) -> Document:
+    """Return the sizes of the layers of an OpenELM."""
+    hidden, divisor = document["hidden_size"], document["ffn_dim_divisor"]
+    widths = [
+        max(1, round(factor * hidden / divisor)) * divisor for factor in document["ffn_multipliers"]
+    ]
+    queries, shared = document["num_query_heads"], document["num_kv_heads"]
+    return {
+        "intermediate_size": widths[0],
+        "num_attention_heads": queries[0],
+        "num_key_value_heads": shared[0],
+        "queries": queries,
+        "shared": shared,
+        "widths": widths,
+    }
 
 
 def _list_windows(document: Document) -> Document:
@@ -416,6 +436,26 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         more=_list_windows,
         names=(("model.embed_tokens.", "model.embedding."), (".o_proj.", ".out_proj.")),
         joined=(Joined(".q_k_v_proj.", (".q_proj.", ".k_proj.", ".v_proj.")),),
+    )),
+    "openelm": ("own_llama", "OpenELMForCausalLM", Dialect(
+        keys={
+            "hidden_size": "model_dim", "num_hidden_layers": "num_transformer_layers",
+            "max_position_embeddings": "max_context_length", "rope_theta": "rope_freq_constant",
+            "tie_word_embeddings": "share_input_output_layers",
+        },
+        given={"normed": True, "rms_norm_eps": 1e-6},
+        own=(
+            "activation_fn_name", "ffn_dim_divisor", "ffn_multipliers", "ffn_with_glu",
+            "normalize_qk_projections", "num_kv_heads", "num_query_heads",
+        ),
+        more=_list_widths,
+        names=(
+            ("model.embed_tokens.", "model.token_embeddings."), ("model.", "transformer."),
+            (".input_layernorm.", ".attn_norm."), (".post_attention_layernorm.", ".ffn_norm."),
+            (".self_attn.o_proj.", ".attn.out_proj."), (".self_attn.q_norm.", ".attn.q_norm."),
+            (".self_attn.k_norm.", ".attn.k_norm."), (".mlp.down_proj.", ".ffn.proj_2."),
+        ),
+        joined=(Joined(".attn.qkv_proj.", QKV), Joined(".ffn.proj_1.", GATE_UP)),
     )),
     "nanbeige": ("own_llama", "NanbeigeForCausalLM", Dialect(
         keys={"loops": "num_loops", "skips": "skip_loop_final_norm"},

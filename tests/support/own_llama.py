@@ -10,6 +10,7 @@ import transformers
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from lazy import torch
 
@@ -20,8 +21,9 @@ class OwnLlamaConfig(llama.LlamaConfig):
     """The config of a llama that may have ALiBi in place of RoPE, and layers without some parts.
 
     `widths` and `shared` are the widths of the MLP and the numbers of KV heads by layer, 0 for
-    none. If `parallel`, attention and MLP read the same norm. With `gated`, the output of each head
-    is multiplied by the sigmoid of another projection. `windowed` are the layers with a window of
+    none, and `queries` the numbers of query heads. With `normed`, heads are normed before RoPE. If
+    `parallel`, attention and MLP read the same norm. With `gated`, the output of each head is
+    multiplied by the sigmoid of another projection. `windowed` are the layers with a window of
     `window` positions. `rope` has the base and the rotated share of layers without a window, then
     of those with one. The layers are passed `loops` times, with the norm after each pass, or only
     after the last one if `skips`.
@@ -32,7 +34,9 @@ class OwnLlamaConfig(llama.LlamaConfig):
     alibi: bool = False
     parallel: bool = False
     widths: list[int] | None = None
+    queries: list[int] | None = None
     shared: list[int] | None = None
+    normed: bool = False
     gated: bool = False
     windowed: list[bool] | None = None
     window: int = 0
@@ -91,11 +95,16 @@ class _Layer(nn.Module):
         own.num_key_value_heads = (
             config.shared[number] if config.shared else own.num_key_value_heads
         )
+        if config.queries:
+            own.num_attention_heads = config.queries[number]
         self.has_attention, self.has_mlp = own.num_key_value_heads > 0, own.intermediate_size > 0
         self.is_parallel = config.parallel
         if self.has_attention:
             self.input_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             kind = _Attention if config.gated else llama.LlamaAttention
+            if config.normed:
+                own.layer_types = ["full_attention"] * config.num_hidden_layers
+                kind, own.sliding_window = qwen3.Qwen3Attention, None
             self.self_attn = kind(own, number)
         if self.has_mlp:
             self.mlp = llama.LlamaMLP(own)

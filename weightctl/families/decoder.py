@@ -23,6 +23,8 @@ _LISTED = {
     "indexer_layers": "the use of an indexer",
     "ssm_layers": "the use of a state space model",
     "layer_heads": "the number of heads",
+    "kv_heads": "the number of KV heads",
+    "intermediate": "the width of the MLP",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all

@@ -126,6 +126,7 @@ KINDS = _refer({
     "layers": "config_values:LAYERS",
     "one_over": "towers.rules:ONE_OVER",
     "size": "config_values:SIZE",
+    "sizes_by_layer": "layers:SIZES_BY_LAYER",
 })  # fmt: skip
 
 # How the values of a tensor differ between the naming conventions: a `Change`, or a function that
@@ -206,6 +207,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "bamba": "rules:standard_bamba",
         "cohere2": "rules:standard_cohere2",
         "deci": "deci:standard_deci",
+        "openelm": "rules:standard_openelm",
         "cohere2_moe": "rules:standard_cohere2_moe",
         "deepseek_v2": "rules:standard_deepseek_v2",
         "deepseek_v32": "rules:standard_deepseek_v32",
@@ -330,6 +332,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     }),
     "completed": _refer({
         "deci": "deci:complete_deci",
+        "openelm": "rules:complete_openelm",
         "cohere2_moe": "rules:complete_cohere2_moe",
         "head": "heads:complete_head",
         "layer_bases": "rules:complete_layer_bases",

@@ -262,6 +262,7 @@ class LayerPattern(NamedTuple):
 
 ONES = LayerOnes()
 HEADS_BY_LAYER = Layered(HEADS)
+SIZES_BY_LAYER = LayerValues(SIZE)
 # For sliding windows: a word for each layer in transformers' `layer_types`, and a flag in GGUF.
 WORDS = LayerWords()
 FLAGS = LayerFlags()

@@ -405,8 +405,9 @@ def check_heads(fields: Fields) -> None:
     """Raise `ValueError` if heads cannot be grouped by KV heads, or be rotated in pairs."""
     given: Any = fields["kv_heads"]
     queries: Any = fields.get("layer_heads") or (fields["heads"],)
-    counts = product(given if is_sequence(given) else (given,), queries)
-    for count, heads in counts:
+    by_layer = is_sequence(given) and len(given) == len(queries)
+    shared = given if is_sequence(given) else (given,)
+    for count, heads in zip(shared, queries, strict=True) if by_layer else product(shared, queries):
         if heads % count:
             raise ValueError(f"{heads} query heads cannot be divided evenly among {count} KV heads")
     dimensions, head_dim = fields["rope_dimensions"], fields["head_dim"]

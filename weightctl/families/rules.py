@@ -1334,3 +1334,44 @@ def find_context(fields: Fields) -> int:
 def find_rows(fields: Fields) -> int:
     """Return the number of rows of the position table."""
     return int(fields["context"] + fields["padding"] + 1)
+
+
+# OpenELM
+
+
+def standard_openelm(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return config.json with the widths of MLPs in place of multiples of the hidden size."""
+    found = dict(document)
+    factors = found.pop("ffn_multipliers", None)
+    if not is_list(factors):
+        return found
+    hidden, divisor = (
+        SIZE.read(document.get(key, size))
+        for key, size in (("model_dim", 2048), ("ffn_dim_divisor", 256))
+    )
+    found["intermediate_size"] = [
+        _round_to(Real(0, 1e3).read(factor) * hidden, divisor) for factor in factors
+    ]
+    return found
+
+
+def _round_to(width: float, divisor: int) -> int:
+    """Return the nearest multiple of a number, or the next one if it is less by a tenth."""
+    rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * width else rounded
+
+
+def complete_openelm(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the opposite: multiples of the hidden size, and lists of the values of all layers."""
+    found = dict(document)
+    layers, hidden = found["num_transformer_layers"], found["model_dim"]
+    shared, widths = (
+        given if is_sequence(given) else [given] * layers
+        for given in (found["num_kv_heads"], found.pop("intermediate_size"))
+    )
+    factors = [width / hidden for width in widths]
+    return found | {
+        "num_kv_heads": shared,
+        "ffn_multipliers": factors,
+        "ffn_dim_divisor": math.gcd(*widths),
+    }
