@@ -61,11 +61,12 @@ def show_models(directory: str | None, asked: ModelChoices) -> None:
             note(f"{each.name} cannot be read: {each.problem}")
     if not asked.quiet:
         total = sum(each.bytes or 0 for each in models)
+        count = sum(not each.problem for each in models)
         memory_text = "this machine's memory" if asked.fit is None else "a memory"
         show_lines(
             [
                 [],
-                [Cell(f"{pluralize(len(models), 'model')}, {format_size(total)}", "bold")],
+                [Cell(f"{pluralize(count, 'model')}, {format_size(total)}", "bold")],
                 [
                     Cell(
                         f"fits: whether llama.cpp can run it in {memory_text} of "
@@ -91,18 +92,18 @@ def _sort(models: Sequence[ListedModel], by: str | None) -> list[ListedModel]:
 def _list_rows(
     models: Sequence[ListedModel], *, with_place: bool, quiet: bool
 ) -> Iterator[Sequence[Cell]]:
+    titles = ("model", "type", "size", "parameters", "context", "fits")
+    heads = [
+        Cell(title, "bold", right=title in {"size", "parameters", "context"}) for title in titles
+    ]
+    heads[3] = heads[3]._replace(short="params")
     if not quiet:
-        titles = ("model", "type", "size", "parameters", "context", "fits")
-        heads = [
-            Cell(title, "bold", right=title in {"size", "parameters", "context"})
-            for title in titles
-        ]
-        heads[3] = heads[3]._replace(short="params")
         yield [*heads, *([Cell("in", "bold", short="")] if with_place else [])]
     for each in models:
         place = [Cell(each.place, "dim", short="")] if with_place else []
         if each.problem:
-            yield [Cell(each.name), Cell("cannot be read", "red"), *place]
+            empty = [Cell("")] * (len(heads) - 2)
+            yield [Cell(each.name), Cell("cannot be read", "red"), *empty, *place]
             continue
         fits = {True: ("yes", "green"), False: ("no", "yellow"), None: ("?", "dim")}[each.fits]
         yield [

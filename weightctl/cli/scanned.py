@@ -117,15 +117,12 @@ def _summary(found: Sequence[ScannedFile]) -> str:
     counts = Counter(each.severity for file in found for each in file.findings)
     pickles = sum(each.pickle_count for each in found)
     places = sum(len(each.code) for each in found)
-    looked_at = ", ".join(
-        (
-            files,
-            pluralize(pickles, "pickle") if pickles else "no pickles",
-            f"other code in {pluralize(places, 'place')}"
-            if places
-            else "no code in templates or configs",
-        )
-    )
+    parts = [files, pluralize(pickles, "pickle") if pickles else "no pickles"]
+    if places:
+        parts.append(f"other code in {pluralize(places, 'place')}")
+    elif not counts[None]:
+        parts.append("no code in templates or configs")
+    looked_at = ", ".join(parts)
     if not pickles and not counts:
         return looked_at
     words = [f"{counts[each]:,} {each.value}" for each in Severity]

@@ -128,6 +128,7 @@ def _check_content_hash(header: Header) -> Iterator[Problem]:
                 where=path,
                 text="the file has changed since it was downloaded: its SHA-256 is "
                 f"{found[:12]}..., and its name in the cache states {named['hash'][:12]}...",
+                hint="download it again",
             )
 
 
