@@ -71,8 +71,9 @@ EQUIVALENT: dict[str, set[str]] = {
     "google/gemma-3n-E4B": {"embed_tokens_per_layer.weight", "vocab_size_per_layer_input"},
     "tiiuae/falcon-mamba-7b": {"expand"},
 }  # fmt: skip
-# transformers computes with keys that are null in its own defaults.
-UNBUILT = {"thhaus/nemotron3-8b", "tencent/Hunyuan-A13B-Instruct"}
+# transformers computes with keys that are null in its own defaults, or does not load a text model
+# alone.
+UNBUILT = {"thhaus/nemotron3-8b", "tencent/Hunyuan-A13B-Instruct", "PaddlePaddle/PaddleOCR-VL"}
 
 
 def expand(value: Any) -> Any:

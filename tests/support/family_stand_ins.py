@@ -136,7 +136,7 @@ def _from_bailing(tensors: Tensors, document: Document) -> Tensors:
     return made
 
 
-def _of_text(model_type: str, document: Document) -> Document:
+def _of_text(model_type: str, document: Document) -> dict[str, Any]:
     """Return the config of a multimodal model's text as that of a text model.
 
     In texts, all sections of RoPE have the same positions.
@@ -150,6 +150,13 @@ def _of_text(model_type: str, document: Document) -> Document:
     return {
         **document, "model_type": model_type, "rope_parameters": rope, "norm_topk_prob": True
     }  # fmt: skip
+
+
+def _paddleocr(document: Document) -> Document:
+    """Return the config of PaddleOCR-VL's text as that of a llama, which states biases apart."""
+    text = _of_text("llama", document)
+    bias = text.pop("use_bias", False)
+    return {**text, "attention_bias": bias, "mlp_bias": bias}
 
 
 def _to_stacked(tensors: Tensors, document: Document) -> Tensors:
@@ -188,6 +195,7 @@ STAND_INS: Mapping[str, StandIn] = {
     "bailing_moe": StandIn("qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing,
                            _from_bailing),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
+    "paddleocr_vl": StandIn("llama", "PaddleOCRVLForConditionalGeneration", _paddleocr),
     "qwen2_5_vl_text": StandIn("qwen2", "Qwen2_5_VLForConditionalGeneration",
                                partial(_of_text, "qwen2")),
     "qwen3_vl_text": StandIn("qwen3", "Qwen3VLForConditionalGeneration",
