@@ -322,11 +322,12 @@ DRAWN = (
     "llama", "bert", "gemma3", "mixtral", "deepseek_v2", "falcon", "gpt_oss", "granitemoe", "mpt",
     "stablelm",
 )  # fmt: skip
-# Falcon-H1's factors are in the weights of a GGUF file, so that other tensors come back. The draws
-# of Granite 4 without state space models are those of Granite 4 with them. transformers saves some
-# tensors of DeepSeek-V4 under other names than those of the published checkpoints, which come back.
+# The factors of Falcon-H1 and Jais are in the weights of GGUF files: other tensors come back. The
+# draws of Granite 4 without state space models are those of Granite 4 with them. transformers saves
+# some tensors of DeepSeek-V4 under other names than those of the published checkpoints, which come
+# back.
 # The first Qwen states the size of a head, which must fit the other sizes.
-NOT_DRAWN = {"deepseek_v4", "falcon_h1", "granite4", "qwen"}
+NOT_DRAWN = {"deepseek_v4", "falcon_h1", "granite4", "jais", "qwen"}
 SEEDS = 2
 # In GGUF they are exponentials, or have something added that is not 1, which float32 rounds.
 ROUNDED, MOST_ROUNDING = ("A_log", "post_mixer_norm.weight", "post_mlp_norm.weight"), 2e-7

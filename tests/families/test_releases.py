@@ -49,6 +49,7 @@ IN_WEIGHTS: dict[str, tuple[str, ...]] = {
     ),
     "gemma2": ("query_scalar",),
     "gemma3n": ("layer_vocabulary",),
+    "jais": ("embedding_scale", "logit_scale"),
 }  # fmt: skip
 # Keys of transformers' configs, and tensors, that may differ although the models are the same.
 UNREAD = {"_name_or_path", "architectures", "max_window_layers"}

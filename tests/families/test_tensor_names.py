@@ -137,6 +137,10 @@ STATED: dict[str, dict[str, Any]] = {
     "internlm2": {"bias": False},
     "nemotron_h": {"hybrid_override_pattern": "M-*"},
     "nemotron_h_moe": {"hybrid_override_pattern": "ME*"},
+    "jais": {
+        "activation_function": "swiglu", "mup_scale_qk_dot_by_d": True,
+        "position_embedding_type": "alibi",
+    },
     "jina_bert_v2": {"feed_forward_type": "geglu", "position_embedding_type": "alibi"},
     "llada": {"block_type": "llama", "layer_norm_type": "rms", "rope": True},
     "orion": {"attention_bias": False},

@@ -61,7 +61,7 @@ class Dialect:
     are tensors of which the rows that RoPE rotates together are neighbors, in the type only.
     `ungated` states that the shared MLP has a gate in the other type only: of a gate of zeros the
     sigmoid is a half. `unit_rows` is the vocabulary with which the type normalizes the rows of the
-    output.
+    output. `transposed` are weights whose rows are the inputs, in the type only.
     """
 
     keys: Document = field(default_factory=dict[str, Any])
@@ -74,6 +74,7 @@ class Dialect:
     interleaved: tuple[str, ...] = ()
     ungated: bool = False
     unit_rows: int = 0
+    transposed: tuple[str, ...] = ()
 
     def rename(self, document: Document) -> dict[str, Any]:
         """Return a config.json with the names of the type for those of the other type."""
@@ -112,13 +113,13 @@ class Dialect:
             order = joined.find_order([len(part) for part in parts], theirs)
             own = self._replace(name.replace(joined.parts[0], joined.name))
             made[own] = np.concatenate(parts)[list(order)]
-        return made
+        return self._transpose(made)
 
     def back(self, given: Tensors, document: Document) -> Tensors:
         """Return the tensors of the other type for those of the type."""
         theirs = self.config("", document)
         made: dict[str, NDArray[Any]] = {}
-        for name, array in given.items():
+        for name, array in self._transpose(given).items():
             joined = next((each for each in self.joined if each.name in name), None)
             if joined is None:
                 other = self._replace(name, is_back=True)
@@ -137,6 +138,12 @@ class Dialect:
                 own = name.replace(joined.name, part)
                 made[self._replace(own, is_back=True)] = np.ascontiguousarray(values)
         return made
+
+    def _transpose(self, given: Tensors) -> Tensors:
+        return {
+            name: np.ascontiguousarray(array.T) if _find(name, self.transposed) else array
+            for name, array in given.items()
+        }
 
     def _share(self, name: str, factor: float, array: NDArray[Any]) -> Any:
         is_shared = self.ungated and ".shared_expert.down_proj." in name
@@ -456,6 +463,34 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
             (".self_attn.k_norm.", ".attn.k_norm."), (".mlp.down_proj.", ".ffn.proj_2."),
         ),
         joined=(Joined(".attn.qkv_proj.", QKV), Joined(".ffn.proj_1.", GATE_UP)),
+    )),
+    "jais": ("own_llama", "JAISLMHeadModel", Dialect(
+        keys={
+            **_GPT_KEYS, "intermediate_size": "n_inner", "rms_norm_eps": "layer_norm_epsilon",
+            "embedding_factor": "mup_embeddings_scale",
+        },
+        own=(
+            "activation_function", "mup_output_alpha", "mup_scale_qk_dot_by_d", "mup_width_scale",
+            "position_embedding_type",
+        ),
+        given={
+            "alibi": True, "attention_bias": True, "by_size": True, "head_dim": None,
+            "layer_norm": True, "mlp_bias": True, "num_key_value_heads": None,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        more=lambda document: {
+            "head_dim": _divide(document), "num_key_value_heads": document["num_attention_heads"],
+            "logit_factor": document["mup_width_scale"] * document["mup_output_alpha"],
+        },
+        names=(
+            *_GPT_NAMES,
+            (".self_attn.o_proj.", ".attn.c_proj."),
+            (".mlp.gate_proj.", ".mlp.c_fc2."),
+            (".mlp.up_proj.", ".mlp.c_fc."),
+            (".mlp.down_proj.", ".mlp.c_proj."),
+        ),
+        joined=(Joined(".attn.c_attn.", QKV),),
+        transposed=(".attn.c_attn.", ".c_proj.", ".c_fc.", ".c_fc2."),
     )),
     "nanbeige": ("own_llama", "NanbeigeForCausalLM", Dialect(
         keys={"loops": "num_loops", "skips": "skip_loop_final_norm"},

@@ -26,7 +26,8 @@ class OwnLlamaConfig(llama.LlamaConfig):
     multiplied by the sigmoid of another projection. `windowed` are the layers with a window of
     `window` positions. `rope` has the base and the rotated share of layers without a window, then
     of those with one. The layers are passed `loops` times, with the norm after each pass, or only
-    after the last one if `skips`.
+    after the last one if `skips`. With `layer_norm`, norms are LayerNorms. With `by_size`, scores
+    are divided by the size of a head. The embedding and the logits are multiplied by factors.
     """
 
     model_type = TYPE
@@ -43,6 +44,10 @@ class OwnLlamaConfig(llama.LlamaConfig):
     rope: list[list[float]] | None = None
     loops: int = 1
     skips: bool = False
+    layer_norm: bool = False
+    by_size: bool = False
+    embedding_factor: float = 1.0
+    logit_factor: float = 1.0
 
 
 def _rotate(x: torch.Tensor, base: float, share: float) -> torch.Tensor:
@@ -87,6 +92,11 @@ class _Attention(nn.Module):
         return (self.o_proj(attended.flatten(2)),)
 
 
+def _norm(config: OwnLlamaConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.layer_norm else llama.LlamaRMSNorm
+    return kind(config.hidden_size, config.rms_norm_eps)
+
+
 class _Layer(nn.Module):
     def __init__(self, config: OwnLlamaConfig, number: int) -> None:
         super().__init__()
@@ -100,18 +110,18 @@ class _Layer(nn.Module):
         self.has_attention, self.has_mlp = own.num_key_value_heads > 0, own.intermediate_size > 0
         self.is_parallel = config.parallel
         if self.has_attention:
-            self.input_layernorm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.input_layernorm = _norm(config)
             kind = _Attention if config.gated else llama.LlamaAttention
             if config.normed:
                 own.layer_types = ["full_attention"] * config.num_hidden_layers
                 kind, own.sliding_window = qwen3.Qwen3Attention, None
             self.self_attn = kind(own, number)
+            if config.by_size:
+                self.self_attn.scaling = 1 / own.head_dim
         if self.has_mlp:
             self.mlp = llama.LlamaMLP(own)
             if not config.parallel:
-                self.post_attention_layernorm = llama.LlamaRMSNorm(
-                    config.hidden_size, config.rms_norm_eps
-                )
+                self.post_attention_layernorm = _norm(config)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor, rope: Any) -> torch.Tensor:
         if self.is_parallel:
@@ -127,7 +137,7 @@ class _Model(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(_Layer(config, n) for n in range(config.num_hidden_layers))
-        self.norm = llama.LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = _norm(config)
 
 
 def find_slopes(heads: int) -> torch.Tensor:
@@ -155,7 +165,7 @@ class OwnLlamaForCausalLM(transformers.PreTrainedModel):
         return self.lm_head
 
     def forward(self, input_ids: torch.Tensor) -> CausalLMOutput:
-        x = self.model.embed_tokens(input_ids)
+        x = self.model.embed_tokens(input_ids) * self.config.embedding_factor
         positions = torch.arange(input_ids.shape[1])[None]
         distance = positions - positions.T
         mask = torch.where(distance > 0, -torch.inf, 0.0)[None, None]
@@ -169,7 +179,8 @@ class OwnLlamaForCausalLM(transformers.PreTrainedModel):
                 x = self.model.norm(x)
             for layer in self.model.layers:
                 x = layer(x, mask, rope)
-        return CausalLMOutput(logits=self.lm_head(self.model.norm(x)))
+        logits = self.lm_head(self.model.norm(x)) * self.config.logit_factor
+        return CausalLMOutput(logits=logits)
 
 
 transformers.AutoConfig.register(TYPE, OwnLlamaConfig)

@@ -20,7 +20,7 @@ from weightctl.families.state_space import (
     mamba2_roles,
     without_auto,
 )
-from weightctl.families.steps import scaled_by, scaled_runs
+from weightctl.families.steps import REST_OF_LOGIT_SCALE, scaled_by, scaled_runs
 from weightctl.families.usual_names import DECODER, adapt, line
 from weightctl.text.untyped import is_sequence
 
@@ -90,11 +90,6 @@ def _output_factor(config: Any) -> float:
     return float(config.ssm_scales[-1]) if config.ssm_scales else 1.0
 
 
-def _norm_factor(config: Any) -> float:
-    # A tied output is the embedding with its factor, so that the rest is in the norm before it.
-    return float(config.logit_scale / config.embedding_scale) if config.tied else 1.0
-
-
 _CHANGES = {
     "attention.q": scaled_by(lambda config: config.attention_scales[0]),
     "attention.k": scaled_by(
@@ -131,7 +126,7 @@ def _list_lines() -> tuple[Name, ...]:
     )
     outside = {
         "embedding": line("embedding", change=scaled_by(lambda config: config.embedding_scale)),
-        "norm": line("norm", hugging_face="model.final_layernorm", change=scaled_by(_norm_factor)),
+        "norm": line("norm", hugging_face="model.final_layernorm", change=REST_OF_LOGIT_SCALE),
         "output": line("output", change=scaled_by(lambda config: config.logit_scale)),
     }
     return tuple(outside.get(each.module, each) for each in names)

@@ -134,6 +134,7 @@ KINDS = _refer({
 #
 # - `leading_axes COUNT`: of 1, in both conventions.
 # - `rope_rows FIELD`: `heads` or `kv_heads`.
+# - `scaled FIELD`: multiplied by it in GGUF.
 # - `scaled_queries LAYERS [norm]`: the number of layers of the model that llama.cpp scales by
 #   another rule.
 # - `squeeze AXIS`, `squeeze_all AXIS`: in GGUF only, and in our modules, too.
@@ -147,7 +148,9 @@ STEPS = _refer({
     "minus_exp": "steps:MINUS_EXP",
     "patch_rows": "steps:PATCH_ROWS",
     "plus_one": "steps:PLUS_ONE",
+    "rest_of_logit_scale": "steps:REST_OF_LOGIT_SCALE",
     "rope_rows": "steps:rope_rows",
+    "scaled": "steps:scaled_by_field",
     "scaled_queries": "rules:scale_queries",
     "squeeze": "steps:squeeze",
     "squeeze_all": "steps:squeeze_all",

@@ -52,6 +52,7 @@ class Change:
     - `runs_as`: the form that our modules compute with; None if they compute with both.
     - `is_of_rows`: whether only whole rows are reordered, so that the change also applies to biases
       and blocks.
+    - `is_of_biases`: whether the change applies to biases, too.
     - `stated`: a field of the config that states which form its tensors have, with its value in
       Hugging Face's convention and in GGUF's.
     - `order`: returns the order of rows or columns, if it moves what ranks divide: for each of the
@@ -70,6 +71,7 @@ class Change:
     to_hugging_face: Callable[[Any], Step | None]
     runs_as: Form | None = "hugging_face"
     is_of_rows: bool = False
+    is_of_biases: bool = False
     stated: tuple[str, Any, Any] | None = None
     order: Callable[[Any], Sequence[int]] | None = None
     is_turned: bool = False
@@ -219,7 +221,9 @@ class TensorNames(NamedTuple):
         """How the tensor differs between the naming conventions; None if it is the same in both."""
         change = self.line.change
         is_bias = self.kind == "bias"
-        return None if change is None or (is_bias and not change.is_of_rows) else change
+        if change is None or (is_bias and not (change.is_of_rows or change.is_of_biases)):
+            return None
+        return change
 
     @property
     def is_float32(self) -> bool:

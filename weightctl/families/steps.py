@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weightctl.families.modules import Change, Form, at_layer, shape_of
@@ -183,6 +184,20 @@ def scaled_by(factor: Callable[[Any], float]) -> Change:
         return None if found == 1 else Multiplied(found)
 
     return replace(_SAME, to_gguf=to_gguf)
+
+
+def scaled_by_field(field: str) -> Change:
+    """Return the change of a weight that GGUF stores multiplied by a field of the config."""
+    return scaled_by(attrgetter(field))
+
+
+def _rest_of_logit_scale(config: Any) -> float:
+    return float(config.logit_scale / config.embedding_scale) if config.tied else 1.0
+
+
+# The norm before a tied output. The output is the embedding with its factor, so that the rest of
+# the factor of the logits is in the norm.
+REST_OF_LOGIT_SCALE = replace(scaled_by(_rest_of_logit_scale), is_of_biases=True)
 
 
 def scaled_runs(runs: Callable[[Any], Sequence[tuple[int, float]]]) -> Change:

@@ -112,7 +112,7 @@ class GatedMLP(Divisible):
     `gate_scale` multiplies what the activation reads. With an `inner_norm`, its epsilon, the
     product is normed. With a `limit`, gate and up are at most this, and up at least its negative.
     If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
-    `output_bias` (default: `bias`) is for `down`.
+    `output_bias` (default: `bias`) is for `down`. `transposed` is passed to `Linear`.
     The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
     activation is in neither `GATED` nor `ACTIVATIONS`.
     """
@@ -129,6 +129,7 @@ class GatedMLP(Divisible):
         gate_scale: float = 1.0,
         limit: float | None = None,
         inner_norm: float | None = None,
+        transposed: bool = False,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -137,6 +138,7 @@ class GatedMLP(Divisible):
         linear = partial(
             Linear,
             bias=bias,
+            transposed=transposed,
             dtype=dtype,
             device=device,
             quantization_encoding=quantization_encoding,

@@ -187,6 +187,7 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             fused=config.fused_gate_up,
             gate_scale=config.mlp_scales[0],
             inner_norm=config.norm_epsilon if config.inner_norms else None,
+            transposed=config.transposed,
             dtype=dtype,
         )
     return MLP(
