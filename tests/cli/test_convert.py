@@ -637,6 +637,12 @@ def test_the_number_of_renamed_tensors_is_stated(tmp_path: Path) -> None:
     assert line in done.stdout.splitlines()
 
 
+def test_a_training_checkpoint_says_how_it_becomes_a_model(tmp_path: Path) -> None:
+    done = weightctl("convert", TINY.parent / "training.pt", tmp_path / "out")
+    assert "to make a model of it, use --config DIR (config in Python)" in done.stderr
+    assert "tensors are the state of an optimizer; --weights-only" in done.stderr
+
+
 def test_the_shard_of_one_rank_is_not_a_whole_model(tmp_path: Path) -> None:
     weightctl("shard", TINY, tmp_path / "ranks", "--tp", "2")
     done = weightctl("convert", tmp_path / "ranks" / "rank-1", tmp_path / "out.gguf")

@@ -145,6 +145,11 @@ TRIES = (
     ),
     ("delete a model", "rm model.gguf", "!weightctl does not delete models"),
     ("look into a model of the cache", "cache ls", "!`weightctl ls` lists the models"),
+    (
+        "check a training run",
+        "verify model --against model --config model",
+        "!--config DIR` makes a",
+    ),
     ("run it", "run model.gguf", "!weightctl does not chat"),
     ("upload it", "push model hf://me/x", "!`weightctl convert MODEL hf://ORG/NAME` uploads"),
     ("download it", "pull hf://me/x", "!`weightctl convert hf://ORG/NAME OUT` downloads"),

@@ -11,8 +11,9 @@ from weightctl.formats.base import ALIGNMENT_KEY, LEVELS_KEY, ROOM_KEY
 from weightctl.formats.huggingface import companions, describe_left_out
 from weightctl.plan.cast import is_unfit_for_llama_cpp
 from weightctl.plan.choices import DEFAULT_TASK
+from weightctl.schemes.buffers import is_optimizer_state
 from weightctl.system.phases import log
-from weightctl.text.wording import join_names
+from weightctl.text.wording import join_names, pluralize
 from weightctl.write.conversion_tasks import DEFAULT_MEMORY, ConversionWork, memory_budget
 from weightctl.write.executors.worker import PlannedWork, PlanRequest, digest_codecs
 from weightctl.write.outcome import describe
@@ -192,9 +193,21 @@ def _advice(plan: Plan, where: Target) -> Iterator[str]:
         yield from describe_left_out(header)
     if where.file_name is not None and not plan.documents and not companions(header):
         why = "there is no config.json beside the input"
+        remedy = "; to make a model of it, use --config DIR (config in Python)"
         if ARCHITECTURE in plan.metadata:
-            why = "GGUF's names and metadata are kept without a config.json"
-        yield f"{why}, so transformers does not load the output"
+            why, remedy = "GGUF's names and metadata are kept without a config.json", ""
+        yield f"{why}, so transformers does not load the output{remedy}"
+    yield from _advise_on_state(plan)
+
+
+def _advise_on_state(plan: Plan) -> Iterator[str]:
+    """Yield a note if the output has the state of an optimizer."""
+    count = sum(is_optimizer_state(item.info) for item in plan.items)
+    if count:
+        yield (
+            f"{pluralize(count, 'tensor')} {'is' if count == 1 else 'are'} the state of an "
+            "optimizer; --weights-only (weights_only in Python) leaves them out"
+        )
 
 
 def _advise_on_loading(plan: Plan) -> Iterator[str]:

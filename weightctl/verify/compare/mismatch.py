@@ -231,7 +231,10 @@ def _find_names(subject: Subject, reference: Subject, pairing: Pairing) -> Misma
         text = f"A and B have tensors of the same shapes under different names: {counts}"
         hint = ""
         if subject.checkpoint is not None and reference.checkpoint is None:
-            hint = "B has no config: `weightctl convert OTHER DIR --config DIR` makes a model of it"
+            hint = (
+                "B has no config: convert it first, with `weightctl convert B OUT --config DIR`, "
+                "where DIR has the config of the model"
+            )
         short = "A and B have different tensor names"
         return Mismatch(_OTHER_NAMES, text, short, pairing, hint=hint)
     return _make_different(
