@@ -68,15 +68,16 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("cohere", {"head_dim": 16}, "`head_dim` is 16 instead of hidden size / heads"),
     # Others of these kinds.
     *((name, TIED, NO_OUTPUT) for name in (
-        "apertus", "bailingmoe", "dots1", "exaone_moe", "gpt_oss", "mimo2", "minimax_m2",
-        "nemotron", "olmo2", "olmo3", "olmoe", "phi2", "phimoe", "qwen2moe", "rwkv6", "rwkv7",
+        "apertus", "bailingmoe", "bailingmoe2", "dots1", "exaone_moe", "gpt_oss", "llada_moe",
+        "mimo2", "minimax_m2", "nemotron", "olmo2", "olmo3", "olmoe", "phi2", "phimoe", "qwen2moe",
+        "rwkv6", "rwkv7",
     )),
     *((name, {"attention_bias": True}, unread("attn_output")) for name in (
         "afmoe", "arcee", "cohere2", "dots1", "hunyuan_dense", "hunyuan_moe", "llama4",
-        "olmo3", "olmoe", "smollm3",
+        "nanbeige", "olmo3", "olmoe", "smollm3",
     )),
     *((name, {"mlp_bias": True}, "llama.cpp does not read `blk.0.ffn_") for name in (
-        "arcee", "seed_oss", "smollm3",
+        "arcee", "nanbeige", "seed_oss", "smollm3",
     )),
     ("bailingmoe", {"use_bias": True}, unread("attn_output")),
     ("bitnet", {"attention_bias": True}, unread("attn_q")),
@@ -88,7 +89,7 @@ UNLOADED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("minicpm3", {"q_lora_rank": None}, "llama.cpp requires `blk.0.attn_q_a.weight`"),
     *((name, alike("full_attention", layers), "none of its layers has a sliding window")
       for name, layers in (("gemma3n", 3), ("gemma4", 6), ("gpt_oss", 3), ("mimo2", 4),
-                           ("olmo3", 4), ("gemma2", 3))),
+                           ("olmo3", 4), ("gemma2", 3), ("spark2_5", 4))),
     ("deepseek_v4", alike("sliding_attention", 4), "none of its layers has compressed attention"),
     *((name, alike("linear_attention", 3), "none of its layers has attention")
       for name in ("granitehybrid", "kimi_linear", "qwen35", "qwen35moe", "qwen3next")),
