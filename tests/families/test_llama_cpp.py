@@ -120,6 +120,15 @@ def test_what_llama_cpp_does_not_load_is_not_written(
     assert reason in caught.value.message
 
 
+def test_every_architecture_of_llama_cpp_has_its_tensors() -> None:
+    lacking = [
+        name
+        for name, entry in FAMILIES.items()
+        if (family := entry.load()).in_llama_cpp and family.gguf_name not in llama_cpp._read_table()
+    ]
+    assert lacking == []
+
+
 @pytest.mark.long
 @each("name", sorted({name for name, _, _ in UNLOADED}))
 def test_llama_cpp_does_not_load_it(

@@ -516,8 +516,18 @@ def check_gemma3(fields: Fields) -> Fields:
 
 
 def is_bidirectional(document: Mapping[str, Any]) -> bool:
-    """Whether config.json is that of a Gemma 3 that also attends to later tokens."""
-    return document.get("use_bidirectional_attention") is True
+    """Whether config.json is that of a Gemma 3 without an output that attends to later tokens, too.
+
+    A model with an output is refused, since llama.cpp has no architecture for it.
+    """
+    has_output = any(str(each).endswith("ForCausalLM") for each in _list_classes(document))
+    return document.get("use_bidirectional_attention") is True and not has_output
+
+
+def _list_classes(document: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the classes that config.json states; none if it states no list of them."""
+    stated = document.get("architectures")
+    return stated if is_list(stated) else ()
 
 
 # GLM-4.5
