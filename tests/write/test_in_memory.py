@@ -116,7 +116,7 @@ def test_a_directory_is_that_of_the_saved_model(
 
 
 @pytest.mark.long
-@each("name", [name for name, case in CASES.items() if case.model_type not in STAND_INS])
+@each("name", [name for name, case in CASES.items() if case.kind not in STAND_INS])
 def test_models_of_all_families_are_written_as_their_directories(
     name: str, crossed: Path, tmp_path: Path
 ) -> None:
