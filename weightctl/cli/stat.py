@@ -184,7 +184,7 @@ def _show_totals(measured: Sequence[MeasuredRow], skipped: Sequence[str], *, qui
     tensors = sum(len(each.infos) for each in measured)
     values = sum(each.found.size for each in measured)
     show_lines([[], [Cell(f"{pluralize(tensors, 'tensor')}, {pluralize(values, 'value')}")]])
-    if nonfinite := [name for each in measured if len(each.infos) > 1 for name in each.nonfinite]:
+    if nonfinite := [name for each in measured for name in each.nonfinite]:
         names = join_names([f"`{printable(name)}`" for name in nonfinite], _MOST_NAMED)
         note(f"values that are NaN or infinite are in {names}")
     for each in measured:

@@ -33,8 +33,8 @@ class MeasuredRow(NamedTuple):
 
     `bins` counts the values in equal ranges from -`limit` to `limit`. `rank` is the mean effective
     rank of the tensors, or NaN if it was not estimated. `members` has the rows of single tensors,
-    if they were asked for. `nonfinite` has the names of tensors with values that are not finite,
-    and `largest` the name of the tensor with the largest magnitude.
+    if they were asked for. Of several tensors, `nonfinite` has the names of those with
+    values that are not finite. `largest` is the name of the tensor with the largest magnitude.
     """
 
     infos: list[TensorInfo]
@@ -222,8 +222,9 @@ def measure(
         total: ValueCounts | None = None
         for info, rank in zip(infos, found, strict=True):
             each = next(counts)
-            nonfinite += [info.name] if each.has_nonfinite() else []
-            largest = max(largest, (each.find_largest(), info.name))
+            if len(group) > 1:  # the row of a single tensor needs no names
+                nonfinite += [info.name] if each.has_nonfinite() else []
+                largest = max(largest, (each.find_largest(), info.name))
             if members:
                 single.append(_row([info], label, each, rank))
             if total is None:
@@ -232,7 +233,9 @@ def measure(
                 total.add(each)
         if total is not None:
             row = _row(infos, label, total, sum(found) / len(found))
-            yield row._replace(members=single, nonfinite=nonfinite, largest=largest[1])
+            yield row._replace(
+                members=single, nonfinite=nonfinite, largest=largest[1] or infos[0].name
+            )
 
 
 def _row(
