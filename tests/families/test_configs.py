@@ -499,17 +499,33 @@ def test_a_falcon_from_gguf_has_the_architecture_that_its_kv_heads_need(
     assert read(config).kv_heads == kv_heads
 
 
-@given(st.sampled_from(list(FAMILIES)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))
-def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]) -> None:
+def read_usual_metadata(name: str, values: dict[str, Any]) -> None:
+    """Read metadata with the keys that a family requires, and other values."""
+    family = FAMILIES[name].load()
     usual = {
-        key.gguf.format(arch=name): 1e-6 if "epsilon" in key.gguf else 2
-        for owner, key in KEYS
-        if owner == name and key.gguf and key.gguf_default is REQUIRED
+        key.gguf.format(arch=family.gguf_name): 1e-6 if "epsilon" in key.gguf else 2
+        for key in family.keys
+        if key.gguf and key.gguf_default is REQUIRED
     }
     metadata = {key: MetadataValue("f32", content) for key, content in (usual | values).items()}
-    metadata["general.architecture"] = MetadataValue("string", name)
+    metadata["general.architecture"] = MetadataValue("string", family.gguf_name)
     with contextlib.suppress(ArchitectureError):
-        from_gguf(FAMILIES[name].load(), metadata, {}, "model.gguf")
+        from_gguf(family, metadata, {}, "model.gguf")
+
+
+def test_llama_cpp_defaults_read_fields_of_earlier_keys() -> None:
+    broken = []
+    for name in FAMILIES:
+        try:
+            read_usual_metadata(name, {})
+        except Exception as error:  # noqa: BLE001 - every family is read
+            broken.append(f"{name}: {error!r}")
+    assert not broken
+
+
+@given(st.sampled_from(list(FAMILIES)), st.dictionaries(IN_METADATA, ANYTHING, max_size=6))
+def test_no_metadata_break_more_than_the_rules(name: str, values: dict[str, Any]) -> None:
+    read_usual_metadata(name, values)
 
 
 # Configs that one of the conventions cannot express are refused, and never written wrong.

@@ -78,7 +78,8 @@ DECI_HEADS = (
         hugging_face=_KV_HEADS, written=True),
     _computed("attention_layers", ONES, _mark("layer_kv_heads")),
     _computed("kv_heads", _COUNTS, _fill("layer_kv_heads")),
-    Key(field="layer_heads", kind=_COUNTS, default=_list_heads),
+    Key(field="layer_heads", kind=_COUNTS, default=_list_heads,
+        gguf_default=_list_values("layer_heads")),
 )  # fmt: skip
 DECI_WIDTHS = (
     Key(field="layer_widths", kind=_COUNTS, default=28672, gguf="{arch}.feed_forward_length",
