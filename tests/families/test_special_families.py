@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import tiny
 from config_documents import described
@@ -434,6 +435,45 @@ def test_the_text_model_of_exaone_4_5_is_run_and_converted(tmp_path: Path) -> No
         (made,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
         assert np.abs(made[0] - expected).max() < 1e-4
     assert found.family.name == "exaone4"
+
+
+@each("kind", ["kimi_k25", "kimi_vl"])
+def test_the_text_model_of_kimi_k2_5_is_run_and_converted(kind: str, tmp_path: Path) -> None:
+    # The releases have another type of the text model than transformers writes, and transformers
+    # renames their `layers`. Kimi-VL, which it lacks, has the names of these releases.
+    config = transformers.CONFIG_MAPPING["kimi_k25"](
+        text_config=MISTRAL3 | LATENT | {
+            "model_type": "deepseek_v3", "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+            "first_k_dense_replace": 1, "rope_parameters": YARN | {"mscale_all_dim": 1.0},
+        },
+        vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+                       "num_attention_heads": 2, "pos_emb_height": 4, "pos_emb_width": 4},
+        projection_hidden_size=32, image_token_id=60, video_token_id=61, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Kimi_K25ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "hf")
+    config_file = tmp_path / "hf" / "config.json"
+    document = json.loads(config_file.read_text())
+    document["model_type"] = kind
+    if kind == "kimi_k25":
+        document["text_config"]["model_type"] = "kimi_k2"
+        document["architectures"] = ["KimiK25ForConditionalGeneration"]
+    config_file.write_text(json.dumps(document))
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    tensors = {
+        name.replace("model.blocks.", "model.layers."): each for name, each in tensors.items()
+    }
+    save_file(tensors, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    convert(tmp_path / "hf", tmp_path / "text.gguf", to="gguf", dtype="f32")
+    for path in (tmp_path / "hf", tmp_path / "text.gguf"):
+        found = recognize(open_weights(path))
+        network = build_network(found)
+        (made,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
+        assert np.abs(made[0] - expected).max() < 1e-4
+    assert found.family.name == "deepseek_v3"
 
 
 def test_what_a_multimodal_checkpoint_sees_with_is_left_out(tmp_path: Path) -> None:

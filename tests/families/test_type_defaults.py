@@ -17,7 +17,7 @@ from weightctl.families.towers import TOWERS
 modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
-REMOTE = {"kimi_k2", *OWN_TYPES, *STAND_INS}
+REMOTE = {"kimi_k2", "kimi_vl", *OWN_TYPES, *STAND_INS}
 TYPES = [
     (name, kind)
     for name in FAMILIES
@@ -29,8 +29,9 @@ OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
     "audioflamingo3", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "idefics3",
-    "internvl", "llama4", "llava", "mistral3", "paddleocr_vl", "qwen2_5_vl", "qwen2_audio",
-    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral",
+    "internvl", "kimi_k25", "llama4", "llava", "mistral3", "paddleocr_vl", "qwen2_5_vl",
+    "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "voxtral",
 }  # fmt: skip
 
 

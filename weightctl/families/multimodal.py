@@ -26,13 +26,13 @@ def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
 
     `classes` maps the values of `model_type` of these models to transformers' classes.
     """
-    usual, own = next(iter(family.model_types.items()))
+    own = next(iter(family.model_types.values()))
 
     def standard(document: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the standard config.json of the text model."""
         if document[_TYPE] not in classes:
             return family.standard(document)
-        return family.standard(text_of_type(document, usual))
+        return family.standard(text_of_type(document, *family.model_types))
 
     added = {kind: replace(own, class_name=name) for kind, name in classes.items()}
     return replace(
@@ -44,14 +44,14 @@ def in_multimodal(family: Family, classes: Mapping[str, str]) -> Family:
     )
 
 
-def text_of_type(document: Mapping[str, Any], usual: str) -> Mapping[str, Any]:
+def text_of_type(document: Mapping[str, Any], usual: str, *others: str) -> Mapping[str, Any]:
     """Return the config of a text model in that of a multimodal model.
 
-    Its `model_type` is `usual`, or that of the multimodal model with `_text`, as in the releases of
-    EXAONE 4.5. Raises `ValueError` if it is another.
+    Its `model_type` is `usual` (the default), one of `others`, or that of the multimodal model with
+    `_text`, as in the releases of EXAONE 4.5. Raises `ValueError` if it is another.
     """
     kind = object_of(document, _TEXT).get(_TYPE, usual)
-    if kind not in {usual, f"{document[_TYPE]}_text"}:
+    if kind not in {usual, *others, f"{document[_TYPE]}_text"}:
         raise ValueError(
             f"`text_config.model_type` is {show_value(kind)}, a text model that weightctl does not "
             f"support in models of the type {document[_TYPE]}; it supports {usual}"
