@@ -69,6 +69,7 @@ FORMS = {
     "glm_moe_dsa": MtpCase("glm_moe_dsa", "model.layers.{}.", 2, 2, 1, _SHARED),
     "glm4_moe": MtpCase("glm4_moe-normed", "model.layers.{}.", 2, 2, 1, _USUAL),
     "glm4_moe-shared": MtpCase("glm4_moe", "model.layers.{}.", 2, 2, 2, _SHARED),
+    "glm4v": MtpCase("glm4v-ocr", "model.layers.{}.", 2, 2, 1, _USUAL),
     "exaone_moe": MtpCase("exaone_moe", "mtp.layers.{}.", 3, 0, 1, _QWEN),
     **{
         name: MtpCase(

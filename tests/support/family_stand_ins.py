@@ -159,6 +159,16 @@ def _paddleocr(document: Document) -> Document:
     return {**text, "attention_bias": bias, "mlp_bias": bias}
 
 
+def _glm4v(has_bias: bool, document: Document) -> Document:
+    text = _of_text("glm4", document)
+    return {
+        "head_dim": text["hidden_size"] // text["num_attention_heads"],
+        **text,
+        "rope_parameters": {"partial_rotary_factor": 1.0, **text["rope_parameters"]},
+        "attention_bias": has_bias,
+    }
+
+
 def _to_stacked(tensors: Tensors, document: Document) -> Tensors:
     """Return tensors in which the experts of a layer are stacked, with inputs as rows."""
     made = {name: array for name, array in tensors.items() if ".experts." not in name}
@@ -194,6 +204,10 @@ def _from_stacked(tensors: Tensors, document: Document) -> Tensors:
 STAND_INS: Mapping[str, StandIn] = {
     "bailing_moe": StandIn("qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing,
                            _from_bailing),
+    "glm4v_text": StandIn("glm4", "Glm4vForConditionalGeneration", partial(_glm4v, True)),
+    "glm_ocr_text": StandIn("glm4", "GlmOcrForConditionalGeneration", partial(_glm4v, False)),
+    "glm4v_moe_text": StandIn("glm4_moe", "Glm4vMoeForConditionalGeneration",
+                         partial(_of_text, "glm4_moe")),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
     "paddleocr_vl": StandIn("llama", "PaddleOCRVLForConditionalGeneration", _paddleocr),
     "qwen2_5_vl_text": StandIn("qwen2", "Qwen2_5_VLForConditionalGeneration",

@@ -133,7 +133,7 @@ KINDS = _refer({
 # returns it for the words after its name.
 #
 # - `leading_axes COUNT`: of 1, in both conventions.
-# - `rope_rows FIELD`: `heads` or `kv_heads`.
+# - `rope_halves FIELD`, `rope_rows FIELD`: `heads` or `kv_heads`.
 # - `scaled FIELD`: multiplied by it in GGUF.
 # - `scaled_queries LAYERS [norm]`: the number of layers of the model that llama.cpp scales by
 #   another rule.
@@ -149,6 +149,7 @@ STEPS = _refer({
     "patch_rows": "steps:PATCH_ROWS",
     "plus_one": "steps:PLUS_ONE",
     "rest_of_logit_scale": "steps:REST_OF_LOGIT_SCALE",
+    "rope_halves": "steps:rope_halves",
     "rope_rows": "steps:rope_rows",
     "scaled": "steps:scaled_by_field",
     "scaled_queries": "rules:scale_queries",

@@ -273,6 +273,21 @@ def rope_rows(heads: str, layer: int = 0) -> Change:
     )
 
 
+def rope_halves(heads: str, layer: int = 0) -> Change:
+    """The rows of such a projection that Hugging Face's convention has interleaved.
+
+    In GGUF they are half-split: llama.cpp divides RoPE into sections in this order only.
+    """
+    rows = rope_rows(heads, layer)
+    return replace(
+        rows,
+        to_gguf=rows.to_hugging_face,
+        to_hugging_face=rows.to_gguf,
+        stated=("rope_interleaved", True, False),
+        at=partial(rope_halves, heads),
+    )
+
+
 def reorder_rows(order: _ToOrder, text: str = "rows in another order") -> Change:
     """Rows in another order: `order(config)` has GGUF's row for each of Hugging Face's rows.
 

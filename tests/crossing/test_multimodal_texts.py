@@ -1,0 +1,89 @@
+"""The text models of whole multimodal checkpoints, as transformers computes and saves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from each import usual
+from lazy import load_file, torch, transformers
+from llama_cpp import ask, mean_divergence
+from multimodal import TINY_TEXT, fill, make_tokenizer
+from runs import executed
+from weightctl import convert, open_weights
+from weightctl.families import FAMILIES, recognize
+from weightctl.nn.models import build_network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+class Whole(NamedTuple):
+    """What a model is made of: the configs of its text model and of its encoders.
+
+    `no_llama_cpp` is why llama.cpp does not run it.
+    """
+
+    text: dict[str, Any]
+    others: dict[str, Any]
+    no_llama_cpp: str = ""
+
+
+SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+HALF = {**SECTIONS, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
+EYE = {"depth": 1, "num_heads": 2, "hidden_size": 32, "intermediate_size": 32,
+       "out_hidden_size": 64}  # fmt: skip
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS = {
+    "glm4v": Whole({"rope_parameters": HALF}, {"vision_config": EYE}),
+    "glm4v_moe": Whole({**EXPERTS, "rope_parameters": HALF}, {"vision_config": EYE}),
+    "glm_ocr": Whole({"rope_parameters": SECTIONS}, {"vision_config": EYE}),
+}
+
+
+def save(kind: str, into: Path) -> tuple[list[int], NDArray[np.float32]]:
+    """Save a model; return the numbers of some tokens, and their logits."""
+    tokenizer = make_tokenizer()
+    given = MODELS[kind]
+    text = {**TINY_TEXT, "hidden_size": 64, "head_dim": 16, "vocab_size": len(tokenizer)}
+    config = transformers.CONFIG_MAPPING[kind](text_config=text | given.text, **given.others)
+    line = next(line for line in FAMILIES.values() if kind in line.model_types)
+    maker = getattr(transformers, line.load().model_types[kind].class_name)
+    torch.manual_seed(0)
+    model = maker._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    fill(model, torch.float32)
+    tokens = torch.randint(8, len(tokenizer) - 8, (40,))
+    with torch.no_grad():
+        expected = model(tokens[None]).logits[0].numpy()
+    model.save_pretrained(into)
+    tokenizer.save_pretrained(into)
+    return tokens.tolist(), expected
+
+
+@pytest.mark.parametrize("kind", usual(["glm4v"], MODELS))
+def test_the_text_model_of_a_whole_checkpoint_is_run_and_comes_back(
+    kind: str, tmp_path: Path
+) -> None:
+    tokens, expected = save(kind, tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "text.gguf", to="gguf")
+    for path in (tmp_path / "hf", tmp_path / "text.gguf"):
+        found = recognize(open_weights(path))
+        network = build_network(found)
+        (made,) = executed(network.graph(), np.array([tokens]), weights=found.weights)
+        assert np.abs(made[0] - expected).max() < 1e-4
+    if not MODELS[kind].no_llama_cpp:
+        (made,) = ask(tmp_path / "text.gguf", ("logits", tokens), context=512)
+        assert mean_divergence(expected, made) < 2e-5
+    convert(tmp_path / "text.gguf", tmp_path / "back")
+    family = recognize(open_weights(tmp_path / "hf")).family
+    own, back = (
+        {family.plain(name): tensor for name, tensor in load_file(path).items()}
+        for path in sorted(tmp_path.glob("*/model.safetensors"), reverse=True)
+    )
+    wanted = {name: tensor for name, tensor in own.items() if not family.is_beside(name)}
+    assert wanted.keys() == back.keys()
+    assert [name for name in wanted if not wanted[name].equal(back[name])] == []
