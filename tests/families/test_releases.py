@@ -74,7 +74,12 @@ EQUIVALENT: dict[str, set[str]] = {
 }  # fmt: skip
 # transformers computes with keys that are null in its own defaults, or does not load a text model
 # alone.
-UNBUILT = {"thhaus/nemotron3-8b", "tencent/Hunyuan-A13B-Instruct", "PaddlePaddle/PaddleOCR-VL"}
+UNBUILT = {
+    "PaddlePaddle/PaddleOCR-VL",
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+    "tencent/Hunyuan-A13B-Instruct",
+    "thhaus/nemotron3-8b",
+}
 
 
 def expand(value: Any) -> Any:

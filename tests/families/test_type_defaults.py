@@ -29,9 +29,10 @@ OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
     "audioflamingo3", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v",
-    "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "llama4", "llava", "mistral3",
-    "paddleocr_vl", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl",
-    "qwen3_vl_moe", "smolvlm", "voxtral",
+    "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava",
+    "mistral3", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio",
+    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker",
+    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral",
 }  # fmt: skip
 
 

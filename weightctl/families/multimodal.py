@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # Encoders and their projections, by plain names.
 TOWER_TENSORS = r"(vision_model|connector|vision_tower|audio_tower|multi_modal_projector)\..+"
 _TYPE, _TEXT, _TIED = "model_type", "text_config", "tie_word_embeddings"
+# The part of a model that also speaks whose text model it is.
+_THINKER = "thinker_config"
 # The prefixes of the text model in multimodal checkpoints: on the Hub, and in memory.
 _PREFIXES = ("language_model.model.", "model.language_model.", "language_model.")
 
@@ -59,11 +61,27 @@ def text_of_type(document: Mapping[str, Any], usual: str, *others: str) -> Mappi
     return take_text(document)
 
 
+def is_multimodal(document: Mapping[str, Any]) -> bool:
+    """Whether a config.json has that of a text model in an object of its own."""
+    return _TEXT in open_thinker(document)
+
+
+def open_thinker(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the thinker, which models that also speak contain.
+
+    Raises `ValueError` if it is not a JSON object.
+    """
+    if _THINKER not in document:
+        return document
+    return {**object_of(document, _THINKER), _TYPE: document[_TYPE]}
+
+
 def standard_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the text model, which multimodal models contain.
 
     Raises `ValueError` if it is not a JSON object.
     """
+    document = open_thinker(document)
     if document[_TYPE].endswith("_text") or _TEXT not in document:
         return document
     return take_text(document)

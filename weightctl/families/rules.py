@@ -30,7 +30,12 @@ from weightctl.families.layers import (
     with_layer_types,
 )
 from weightctl.families.modules import Change
-from weightctl.families.multimodal import standard_llama, standard_text, take_text
+from weightctl.families.multimodal import (
+    open_thinker,
+    standard_llama,
+    standard_text,
+    take_text,
+)
 from weightctl.families.rope import (
     GEMMA_ROPE,
     find_empty_sections,
@@ -1236,7 +1241,8 @@ DEEPSTACK_KEYS = (
 
 def standard_vision_text(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the standard config.json of the text model of a multimodal model."""
-    vision, found = document.get("vision_config"), dict(with_default_rope(standard_text(document)))
+    vision = open_thinker(document).get("vision_config")
+    found = dict(with_default_rope(standard_text(document)))
     if is_object(vision):
         listed = vision.get("deepstack_visual_indexes")
         found[_DEEPSTACK] = len(listed) if is_list(listed) else _USUAL

@@ -13,6 +13,7 @@ from weightctl.families.index import is_added
 from weightctl.families.llama_cpp import RuntimeDifference, describe_difference
 from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.families.model import ARCHITECTURE, SOURCE_TYPE
+from weightctl.families.multimodal import is_multimodal
 from weightctl.families.recognition import choose_family
 from weightctl.families.towers import find_tower
 from weightctl.formats.huggingface import CONFIG, config, json_document, model_directory
@@ -274,8 +275,8 @@ def _source_type(
     A text model of a multimodal one comes back as a text model.
     """
     family, kind = checkpoint.family, str(checkpoint.document.get("model_type"))
-    is_multimodal = "text_config" in checkpoint.document or find_tower(kind) is not None
-    if kind not in family.model_types or is_multimodal:
+    is_text = not is_multimodal(checkpoint.document) and find_tower(kind) is None
+    if kind not in family.model_types or not is_text:
         return {}
     found = choose_family(metadata, names)
     usual = family.model_types[model_type_of(family, checkpoint.fields)]
