@@ -15,9 +15,12 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Records that are passed by value as the last argument may be longer than they are in C.
 _Params = ctypes.c_int32 * 256
@@ -27,6 +30,9 @@ _POOLING, _FLASH, _YARN_BETAS, _KEY_TYPE, _VALUE_TYPE = 11, 13, (18, 19), 26, 27
 _DEFAULTS = {0: 512, 1: 2048, 2: 512, 7: 4, 8: 4, 11: -1, 13: -1, 26: 1, 27: 1}
 _F32 = 0
 _ONLY_VOCABULARY = 18
+# What the library's C++ has of draft models, which its C does not.
+_KEEP_STATES = "_Z26llama_set_embeddings_nextnP13llama_contextbb"
+_KEPT_STATES = "_Z26llama_get_embeddings_nextnP13llama_context"
 _RANK = 4
 
 
@@ -243,18 +249,38 @@ class Model:
         found = self._lib.llama_get_embeddings_seq(self._context, 0)
         return np.ctypeslib.as_array(found, (labels,)).copy()
 
+    def draft(
+        self, tokens: list[int], states: np.ndarray[Any, Any]
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Return what a draft model makes of a target's states for each token, and its logits."""
+        keep, kept = (getattr(self._lib, name) for name in (_KEEP_STATES, _KEPT_STATES))
+        keep.argtypes = (ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool)
+        kept.argtypes, kept.restype = (ctypes.c_void_p,), ctypes.POINTER(ctypes.c_float)
+        keep(self._context, True, False)
+        count, hidden = len(tokens), self._lib.llama_model_n_embd(self._model)
+        states_only, both = (self._batch(tokens, 0, every=True) for _ in range(2))
+        states_only.token, states_only.embedding = None, states.ctypes.data
+        assert self._lib.llama_encode(self._context, states_only) == 0
+        made = np.ctypeslib.as_array(kept(self._context), (count, hidden)).copy()
+        both.embedding = made.ctypes.data
+        assert self._lib.llama_decode(self._context, both) == 0
+        return made, self._logits(range(count))
+
     def _forget(self) -> None:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
 
     def _fed(self, tokens: list[int], start: int, *, every: bool) -> np.ndarray[Any, Any]:
-        width = self._lib.llama_vocab_n_tokens(self._vocabulary)
         assert self._lib.llama_decode(self._context, self._batch(tokens, start, every=every)) == 0
+        return self._logits(range(len(tokens)) if every else [len(tokens) - 1])
+
+    def _logits(self, places: Sequence[int]) -> np.ndarray[Any, Any]:
+        width = self._lib.llama_vocab_n_tokens(self._vocabulary)
         return np.stack(
             [
                 np.ctypeslib.as_array(
                     self._lib.llama_get_logits_ith(self._context, place), (width,)
                 ).copy()
-                for place in (range(len(tokens)) if every else [len(tokens) - 1])
+                for place in places
             ]
         )
 

@@ -41,7 +41,8 @@ made = answer["usage"]["completion_tokens"]
 json.dump([choice["text"], steps, made, choice["finish_reason"]], open(sys.argv[4], "w"))
 """
 
-# Layers for multi-token prediction draft tokens, which the model then accepts or not.
+# Layers for multi-token prediction, or a model of another file, draft tokens, which the model then
+# accepts or not.
 _DRAFTING = """
 import json, sys, xllamacpp
 params = xllamacpp.CommonParams()
@@ -49,7 +50,8 @@ params.model.path = sys.argv[1]
 params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
 params.cpuparams.n_threads = 2
 kinds = xllamacpp.common_speculative_type
-params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
+params.speculative.types = [getattr(kinds, "COMMON_SPECULATIVE_TYPE_DRAFT_" + sys.argv[4])]
+params.speculative.draft.mparams.path = sys.argv[5]
 server = xllamacpp.Server(params)
 answer = server.handle_completions(
     {"prompt": json.loads(sys.argv[2]), "n_predict": 8, "temperature": 0}
@@ -82,10 +84,15 @@ def generate(model: Path, prompt: str | list[int], count: int, scratch: Path) ->
     return Generated(*json.loads(answer.read_text()))
 
 
-def count_drafts(model: Path, prompt: list[int], scratch: Path) -> int:
-    """Return how many tokens the layers for multi-token prediction of a GGUF file have drafted."""
+def count_drafts(
+    model: Path, prompt: list[int], scratch: Path, draft: Path | None = None, kind: str = "MTP"
+) -> int:
+    """Return how many tokens the layers for multi-token prediction of a GGUF file have drafted.
+
+    They can be those of the file `draft`, or it can have a draft model of another kind.
+    """
     answer = scratch / "drafts.json"
-    done = run_ready(_DRAFTING, model, json.dumps(prompt), answer)
+    done = run_ready(_DRAFTING, model, json.dumps(prompt), answer, kind, draft or "")
     assert done.returncode == 0, done.stderr[-2000:]
     return int(json.loads(answer.read_text()))
 

@@ -10,7 +10,7 @@ from weightctl.errors import ArchitectureError
 from weightctl.families.mlx import HINT as MLX_HINT
 from weightctl.families.mlx import is_mlx
 from weightctl.families.modules import shape_of
-from weightctl.families.steps import INT32
+from weightctl.families.steps import INT32, TOKEN_OFFSETS
 from weightctl.text.folding import group_alike, mask_numbers
 from weightctl.text.wording import list_first
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor
@@ -149,7 +149,7 @@ def fold_problems(problems: list[str]) -> list[str]:
 
 def has_fitting_numbers(names: TensorNames, info: TensorInfo) -> bool:
     """Whether a tensor has integers if it is a table of them, and real numbers if it is not."""
-    if names.change is not INT32:
+    if names.change not in (INT32, TOKEN_OFFSETS):
         return info.encoding.is_real
     from weightctl.weights.steps.integers import INTEGERS
 

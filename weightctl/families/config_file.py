@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ArchitectureError, FormatError
-from weightctl.families.model import ARCHITECTURE
+from weightctl.families.model import ARCHITECTURE, DRAFT_LAYER
 from weightctl.formats.huggingface import CONFIG, model_directory
 from weightctl.storage.files import open_reader
-from weightctl.text.untyped import is_object
+from weightctl.text.untyped import is_object, object_of
 from weightctl.weights.json_file import read_json
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ _HINT = (
 def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
     """Return the path and the content of the config.json beside a checkpoint.
 
-    Raises `ArchitectureError` if it is missing, cannot be read, or is not a JSON object.
+    That of a draft model is completed by that of its target, if this is named. Raises
+    `ArchitectureError` if it is missing, cannot be read, or is not a JSON object.
     """
     directory = model_directory(header)
     if directory is None:
@@ -37,6 +38,29 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
             hint="pass the content of config.json as `config`",
         )
     path = os.path.join(directory, CONFIG)
+    document = _read(path, header)
+    if not is_draft(document):
+        return path, document
+    from weightctl.families.eagle3 import standard_draft
+
+    place = header.documents.target
+    target = _read(os.path.join(place, CONFIG), header) if place else None
+    try:
+        return path, standard_draft(document, target)
+    except ValueError as error:
+        raise ArchitectureError(f"{os.path.join(place, CONFIG)}: {error}") from error
+
+
+def is_draft(document: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of an EAGLE-3 draft."""
+    if document.get("draft_vocab_size") is None:
+        return False
+    # llama.cpp's converter decides by the number of layers, because not all name their class.
+    layers = {**object_of(document, DRAFT_LAYER), **document}.get("num_hidden_layers")
+    return layers == 1 or "eagle3" in str(document.get("architectures")).lower()
+
+
+def _read(path: str, header: Header) -> Mapping[str, Any]:
     try:
         file = open_reader(path)
     except FormatError as error:
@@ -51,7 +75,7 @@ def read_config(header: Header) -> tuple[str, Mapping[str, Any]]:
         raise ArchitectureError(f"{path}: {error.reason}", hint=_HINT) from error
     if not is_object(document):
         raise ArchitectureError(f"{path}: the file is not a JSON object", hint=_HINT)
-    return path, document
+    return document
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -70,10 +70,14 @@ class RowCount(NamedTuple):
 
 
 class Present(NamedTuple):
-    """A field's value is whether a checkpoint has a tensor, or the fused tensor `whole`."""
+    """A field's value is whether a checkpoint has a tensor, or the fused tensor `whole`.
+
+    With `plain`, a name without its prefix, tensors with Hugging Face's names show it, too.
+    """
 
     tensor: str
     whole: str = ""
+    plain: str = ""
 
     def see(self, tensors: Mapping[str, TensorInfo]) -> bool:
         """Return whether the checkpoint has one of the two tensors."""
@@ -210,6 +214,11 @@ class Key:
     gguf_type: str = ""
     written: bool | None = None
     is_in_weights: bool = False
+
+    @property
+    def seen_name(self) -> str:
+        """The plain name whose presence gives the value in Hugging Face's convention, or empty."""
+        return self.seen.plain if isinstance(self.seen, Present) else ""
 
     def is_in(self, convention: NamingConvention) -> bool:
         """Whether a naming convention defines the field: by a key, by tensors or by a default."""

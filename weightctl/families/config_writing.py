@@ -214,7 +214,7 @@ def _compare(family: Family, fields: Fields, found: Fields, convention: NamingCo
             continue
         is_of_convention = not (key.gguf or key.hugging_face or key.seen)
         is_in_tensors = key.seen is not None or key.is_in_weights
-        if is_of_convention or (convention == "gguf" and is_in_tensors):
+        if is_of_convention or key.seen_name or (convention == "gguf" and is_in_tensors):
             continue
         if not _is_same(fields[name], found[name]):
             _, runtime = _WORDS[convention]

@@ -14,7 +14,7 @@ from weightctl.text.untyped import is_object, is_sequence
 from weightctl.weights.metadata import element_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from weightctl.families.config_keys import Config, Fields, Key, NamingConvention
     from weightctl.families.family import Family, ModelType
@@ -61,10 +61,13 @@ def from_gguf(
     return _config(family, "gguf", where, find, lambda key: key.gguf_default)
 
 
-def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -> Read:
+def from_hugging_face(
+    family: Family, document: Mapping[str, Any], where: str, names: Collection[str] | None = None
+) -> Read:
     """Return the config that a config.json of one of the family's types describes.
 
-    Missing keys get the defaults of transformers. Raises `ArchitectureError`, which names `where`
+    `names` are those of the tensors, if there are tensors. Missing keys get the defaults of
+    transformers. Raises `ArchitectureError`, which names `where`
     and the key, if config.json is invalid.
     """
     kind = family.model_types[document[MODEL_TYPE]]
@@ -75,6 +78,8 @@ def from_hugging_face(family: Family, document: Mapping[str, Any], where: str) -
         raise ArchitectureError(f"{where}: {error}") from error
 
     def find(key: Key) -> tuple[str, object]:
+        if key.seen_name and names is not None:
+            return key.field, any(family.plain(name) == key.seen_name for name in names)
         if key.field in kind.fixed or not key.hugging_face:
             return key.hugging_face, _MISSING
         content = _at(standard, key.hugging_face)

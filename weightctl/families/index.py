@@ -98,6 +98,10 @@ FAMILIES: dict[str, FamilyLine] = dict(
 )
 
 
+# Draft models, which are not models of their own.
+DRAFTS = {"eagle3": FamilyLine("weightctl.families.eagle3", "eagle3", ("llama",))}
+
+
 def is_added(family: Family) -> bool:
     """Whether a family is that of a user's file or of an installed package."""
-    return FAMILIES[family.name].family is family
+    return family.name in FAMILIES and FAMILIES[family.name].family is family

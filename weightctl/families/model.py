@@ -17,6 +17,8 @@ ARCHITECTURE = "general.architecture"
 SOURCE_TYPE = "weightctl.model_type"
 # The value of `ARCHITECTURE` in the file of every tower, which is not a whole model.
 CLIP = "clip"
+# The object in the config.json of a draft model of speculators that has the keys of its layer.
+DRAFT_LAYER = "transformer_layer_config"
 
 # The number of layers by which llama.cpp takes a model for one of 70 billion parameters, by
 # architecture (`LLM_TYPE_70B`, set by its `load_arch_hparams`).

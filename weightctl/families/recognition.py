@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weightctl.errors import ArchitectureError, UnknownArchitectureError
 from weightctl.families.checkpoint import RecognizedModel
-from weightctl.families.config_file import read_config
+from weightctl.families.config_file import is_draft, read_config
 from weightctl.families.config_values import show_value
 from weightctl.families.configs import MODEL_TYPE, from_gguf, from_hugging_face
 from weightctl.families.diffusion import find_diffusion
-from weightctl.families.index import FAMILIES
+from weightctl.families.index import DRAFTS, FAMILIES
 from weightctl.families.matching import match
 from weightctl.families.model import ARCHITECTURE, CLIP, SOURCE_TYPE
 from weightctl.families.mtp import find_mtp_layers, with_mtp_layers
@@ -54,7 +54,7 @@ def recognize(weights: Checkpoint, config: Mapping[str, Any] | None = None) -> R
         return _checkpoint(weights, family, read, where)
     where, document = read_config(header_of(weights)) if config is None else _check_config(config)
     family = find_typed_family(weights, document, where)
-    read = from_hugging_face(family, document, where)
+    read = from_hugging_face(family, document, where, tensors)
     return _checkpoint(weights, family, read, where, document)
 
 
@@ -70,6 +70,8 @@ def choose_family(metadata: Mapping[str, MetadataValue], tensors: Collection[str
     `Family.is_of` and `Family.lacks`.
     """
     name = metadata[ARCHITECTURE].content
+    if name in DRAFTS:
+        return DRAFTS[str(name)].load()
     lines = _select(lambda line: line.gguf == name)
     source = metadata[SOURCE_TYPE].content if SOURCE_TYPE in metadata else None
     of_source = [line for line in lines if source in line.model_types]
@@ -165,6 +167,8 @@ def choose_typed_family(document: Mapping[str, Any]) -> Family | None:
 
     If several families have the type, `Family.is_of_config` decides.
     """
+    if is_draft(document):
+        return DRAFTS["eagle3"].load()
     kind = document.get(MODEL_TYPE)
     alike = [line.load() for line in _select(lambda line: kind in line.model_types)]
     if len(alike) == 1:

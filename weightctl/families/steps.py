@@ -174,6 +174,9 @@ MINUS_EXP = Change(lambda _: Exp(-1), lambda _: Log(-1))
 EXP = Change(lambda _: Exp(), lambda _: Log())
 # A table of integers.
 INT32 = Change(lambda _: AsIntegers("I32"), lambda _: AsIntegers("I64"))
+# The tokens that a draft model can predict: less their place in the list in Hugging Face's
+# convention.
+TOKEN_OFFSETS = Change(lambda _: AsIntegers("I64", 1), lambda _: AsIntegers("I64", -1))
 
 
 def scaled_by(factor: Callable[[Any], float]) -> Change:

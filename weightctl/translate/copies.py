@@ -24,7 +24,9 @@ def check_copies(checkpoint: RecognizedModel) -> None:
     Some programs then use the output, and others the embedding. Both tensors are read up to the
     first difference.
     """
-    family, original = checkpoint.family, checkpoint.tensors[EMBEDDING_WEIGHT]
+    family, original = checkpoint.family, checkpoint.tensors.get(EMBEDDING_WEIGHT)
+    if original is None:  # of a draft model
+        return
     copies = {
         family.plain(name)
         for tensor in family.copies(checkpoint.config)

@@ -215,7 +215,9 @@ def _describe_left_out(
         yield (
             f"not written, because {_TITLES[convention]} models do not have these tensors: {shown}"
         )
-    embedding = checkpoint.tensors[EMBEDDING_WEIGHT].origin.sources[0]
+    if (tensor := checkpoint.tensors.get(EMBEDDING_WEIGHT)) is None:  # of a draft model
+        return
+    embedding = tensor.origin.sources[0]
     padding = embedding.shape[0] - checkpoint.config.vocabulary
     if padding > 0 and embedding.name in header_of(checkpoint.tree).tensors:
         yield (

@@ -55,11 +55,16 @@ def name_documents(
             hint="leave them out; to change single keys, use --set (metadata in Python)",
         )
     documents = Documents(
-        "" if config is None else _find_directory(os.fspath(config), [CONFIG], "config"),
+        "" if config is None else find_directory(os.fspath(config), [CONFIG], "config"),
         "" if tokenizer is None
-        else _find_directory(os.fspath(tokenizer), TOKENIZER_FILES, "tokenizer"),
+        else find_directory(os.fspath(tokenizer), TOKENIZER_FILES, "tokenizer"),
     )  # fmt: skip
-    source = source_of(weights)
+    return describe_by(documents, weights)
+
+
+def describe_by(documents: Documents, weights: Checkpoint) -> Checkpoint:
+    """Return a tree that is described by the documents in these directories."""
+    source, header = source_of(weights), header_of(weights)
     tensors = {name: tensor_of(source, name) for name in header.tensors}
     made = Derived(source, tensors, header.metadata, header.aliases, documents=documents)
     return Checkpoint(made)
@@ -74,8 +79,8 @@ def _require_path(name: str, given: object) -> None:
         )
 
 
-def _find_directory(given: str, names: Sequence[str], what: str) -> str:
-    """Return the directory with one of the files `names`, of which the path can be one."""
+def find_directory(given: str, names: Sequence[str], what: str) -> str:
+    """Return the directory with one of the files `names`, or that of such a file."""
     path = locate_model(given).rstrip("/") or "/"
     if is_file(path) and os.path.basename(path) in names:
         return os.path.dirname(path) or "."

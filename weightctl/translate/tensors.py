@@ -53,8 +53,9 @@ def _change_tensor(
     tensor = convert_form(names, tensor, checkpoint.config, form, convention)
     # llama.cpp requires this type for vectors, and supports no wider matrices.
     is_float32 = names.is_float32 or len(tensor.info.shape) < 2
-    is_wide = tensor.info.encoding.name == "F64"
-    if convention == "gguf" and (is_wide or (is_float32 and tensor.info.encoding.name != "F32")):
+    kind = tensor.info.encoding
+    is_other = kind.name == "F64" or (is_float32 and kind.is_real and kind.name != "F32")
+    if convention == "gguf" and is_other:
         tensor = DerivedTensor(name, AsFloat32(), [tensor])
     return tensor
 

@@ -98,10 +98,14 @@ TOKENIZER_FILES = (
 
 
 class Documents(NamedTuple):
-    """The directories of the config and of the tokenizer, where these are not beside the files."""
+    """The directories of the config and of the tokenizer, where these are not beside the files.
+
+    `target` is that of the model that a draft model is for.
+    """
 
     config: str = ""
     tokenizer: str = ""
+    target: str = ""
 
     def find_directory(self, name: str) -> str:
         """Return the directory of a file of this name; empty if it is that of the model."""

@@ -138,7 +138,8 @@ def convert(
     pull request.
 
     `adapters` are paths of LoRA adapters that are merged into the model, or pairs of a path and the
-    weight of its changes. `base` is the path of the model of an adapter that becomes a GGUF file.
+    weight of its changes. `base` is the path of the model of an adapter or a
+    draft model that becomes a GGUF file.
 
     `on` selects workers that do the work: a `concurrent.futures.Executor`, or text such as
     "processes:4". `threads`, by default one, and `memory` are then the limits of each worker, which

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
+from weightctl.families.config_file import is_draft
 from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import ADAPTER_CONFIG, CONFIG, config
 from weightctl.formats.open.opening import open_weights
@@ -115,6 +116,8 @@ def make_plan(
         from weightctl.translate.named_documents import remove_wrappers
 
         tree = remove_wrappers(tree)
+    if base is not None and is_draft(config(header_of(tree))):
+        tree, base = _name_target(tree, os.fspath(base)), None
     # Only a whole model can be translated to another naming convention.
     is_kept = prefix or (names is Names.AUTO and header_of(weights).missing)
     if not is_kept:
@@ -143,6 +146,17 @@ def make_plan(
     return plan.only([name for name in stored if name == prefix or name.startswith(f"{prefix}.")])
 
 
+def _name_target(tree: Checkpoint, target: str) -> Checkpoint:
+    """Return the tree of a draft model with the tokenizer and what its config leaves to a target.
+
+    Raises `ConversionError` if the target is not a directory with a config.json.
+    """
+    from weightctl.translate.named_documents import describe_by, find_directory
+
+    place, own = find_directory(target, [CONFIG], "base"), header_of(tree).documents
+    return describe_by(own._replace(tokenizer=own.tokenizer or place, target=place), tree)
+
+
 def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | None) -> Plan | None:
     """Return the plan for a LoRA adapter that is to become GGUF; None for any other plan.
 
@@ -154,7 +168,8 @@ def _plan_adapter(tree: Checkpoint, where: Target, names: Names, base: str | Non
     if not is_to_gguf or not is_adapter_checkpoint(header, document):
         if base is not None:
             raise ConversionError(
-                "--base (base in Python) applies only to LoRA adapters that are converted to GGUF",
+                "--base (base in Python) applies only to LoRA adapters and draft models that are "
+                "converted to GGUF",
                 hint="to merge an adapter into a model, use `weightctl merge MODEL ADAPTER OUT`",
             )
         return None

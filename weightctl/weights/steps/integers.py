@@ -20,12 +20,13 @@ INTEGERS = {"I32": 4, "I64": 8}
 
 @dataclass(frozen=True, slots=True)
 class AsIntegers:
-    """Signed integers as those of `encoding`, I32 or I64.
+    """Signed integers as those of `encoding`, I32 or I64, plus `by_place` times their place.
 
     Raises `ConversionError` if the input has other numbers, or when an integer does not fit.
     """
 
     encoding: str
+    by_place: int = 0
 
     def infer(self, inputs: Sequence[TensorInfo], /) -> tuple[tuple[int, ...], Encoding]:
         """Return the same shape, and the encoding."""
@@ -46,7 +47,8 @@ class AsIntegers:
         count, first = len(buffer) // width, start // width
         stored = memoryview(bytearray(count * size))
         given.read_into(first * size, stored)
-        numbers = np.frombuffer(stored, f"<i{size}")
+        places = np.arange(first, first + count)
+        numbers = np.frombuffer(stored, f"<i{size}") + self.by_place * places
         made = np.frombuffer(buffer, f"<i{width}")
         made[:] = numbers.astype(f"<i{width}")
         if not np.array_equal(made, numbers):
