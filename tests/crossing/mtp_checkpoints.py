@@ -79,6 +79,12 @@ FORMS = {
         )
         for name in ("hy_v3", "bailing_hybrid")
     },
+    "step35": MtpCase(
+        "step35", "model.layers.{}.", 1, 0, 2,
+        {"model.layers.{}.eh_proj": (1, 2), "model.layers.{}.enorm": (1,),
+         "model.layers.{}.hnorm": (1,), "model.layers.{}.transformer.shared_head.norm": (1,),
+         "model.layers.{}.transformer.shared_head.output": (-1, 1)},
+    ),
     "mimo2": MtpCase(
         "mimo2", "model.mtp.layers.{}.", 1, 0, 3,
         {f"model.mtp.layers.{{}}.{name}": (1, 2) if name == "eh_proj" else (1,)

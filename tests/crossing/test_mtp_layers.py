@@ -71,7 +71,7 @@ def tensors(path: Path) -> dict[str, Any]:
 
 def is_same(form: str, name: str, found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether a tensor is the same; in some, GGUF has other numbers for norms and rates."""
-    if form.startswith(("qwen", "nemotron", "bailing")) and re.search(
+    if form.startswith(("qwen", "nemotron", "bailing", "step")) and re.search(
         r"norm(_\w+)?\.weight$|\.A_log$", name
     ):
         return bool(np.abs(found[name] - expected[name]).max() < MOST_ROUNDING)
@@ -178,6 +178,8 @@ def test_names_are_those_of_llama_cpps_converter(original: Callable[[str], Path]
             if each.layer < found.config.layers or is_other or made is None:
                 continue
             plain = SHARED_NAMES.get(own, own).replace("correction_bias", "correction")
+            # What its converter renames.
+            plain = plain.replace("transformer.", "").replace("head.output", "head.head")
             for prefix in (form.prefix, form.second, "model.layers.{}."):
                 plain = plain.removeprefix(prefix)
             begin = "model" if f"model.layers.{{bid}}.{plain}" in known else "backbone"

@@ -77,6 +77,7 @@ EQUIVALENT: dict[str, set[str]] = {
 UNBUILT = {
     "PaddlePaddle/PaddleOCR-VL",
     "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+    "stepfun-ai/Step-3.7-Flash",
     "tencent/Hunyuan-A13B-Instruct",
     "thhaus/nemotron3-8b",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from weightctl.families.config_writing import to_gguf, to_hugging_face
 from weightctl.families.configs import from_gguf, from_hugging_face
 from weightctl.families.mtp import with_mtp_layers
 from weightctl.families.rope import find_rotated_share
+from weightctl.families.rope_factors import padded_factors, with_padded_llama3
 from weightctl.graph import Graph, TensorType
 from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
@@ -40,6 +42,7 @@ from weightctl.weights.from_arrays import as_checkpoint
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -474,6 +477,83 @@ def test_the_text_model_of_kimi_k2_5_is_run_and_converted(kind: str, tmp_path: P
         (made,) = executed(network.graph(), np.array([TOKENS]), weights=found.weights)
         assert np.abs(made[0] - expected).max() < 1e-4
     assert found.family.name == "deepseek_v3"
+
+
+STEP = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "num_attention_groups": 2, "head_dim": 16, "moe_num_experts": 4,
+        "moe_top_k": 2, "moe_intermediate_size": 32, "share_expert_dim": 32, "sliding_window": 4,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention",
+                        "sliding_attention"],
+        "num_nextn_predict_layers": 1, "moe_layers_enum": "1,2", "pad_token_id": 0,
+        "rope_theta": [5e6, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0],
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 32.0, "original_max_position_embeddings": 32},
+        "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 2},
+        "swiglu_limits": [None, 0.0, 0.1, 0.0], "swiglu_limits_shared": [0.2, 0.0, 0.1, 0.0],
+        "model_type": "step3p5"}  # fmt: skip
+
+
+def test_the_text_model_of_step_3_7_is_run_and_converted(tmp_path: Path) -> None:
+    # transformers writes its own keys, and the names of the release.
+    config = transformers.CONFIG_MAPPING["step3p7"](
+        text_config=dict(STEP),
+        vision_config={"width": 32, "layers": 1, "heads": 2, "image_size": 56, "mlp_ratio": 2.0},
+    )
+    torch.manual_seed(0)
+    model = transformers.Step3p7ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "text.gguf", to="gguf", dtype="f32")
+    for path in (tmp_path / "hf", tmp_path / "text.gguf"):
+        found = recognize(open_weights(path))
+        (made,) = executed(build_network(found).graph(), np.array([TOKENS]), weights=found.weights)
+        assert np.abs(made[0] - expected).max() < 1e-4
+    assert found.family.name == "step35"
+
+
+def read_step(document: Mapping[str, Any]) -> Any:
+    return from_hugging_face(FAMILIES["step35"].load(), document, "here").config
+
+
+def test_the_keys_of_step_3_5_mean_what_transformers_reads() -> None:
+    theirs = transformers.CONFIG_MAPPING["step3p5"](**STEP).to_dict()
+    assert read_step(STEP) == read_step(json.loads(json.dumps(theirs)))
+    assert read_step(STEP).layer_heads == (2, 4, 4)
+    assert read_step(STEP).expert_limits == (0.0, 0.0, 0.1)
+    default = transformers.CONFIG_MAPPING["step3p5"]().to_dict()
+    assert read_step({"model_type": "step3p5"}) == read_step(json.loads(json.dumps(default)))
+
+
+@each(
+    "change, reason",
+    [
+        ({"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}, "multi-token prediction"),
+        ({"attention_other_setting": {"head_dim": 8}}, "another `head_dim`"),
+        ({"num_sliding_attention_heads": 2}, "the number of heads with a window differs"),
+        ({"rope_theta": [5e6, 1e4, 1e3, 1e4]}, "`rope_theta` of `sliding_attention` differs"),
+        ({"zero_centered": False}, "norms add 1"),
+    ],
+)
+def test_a_step_3_5_with_other_layers_is_refused(change: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(ArchitectureError, match=reason):
+        read_step(STEP | change)
+
+
+def test_factors_of_step_3_5_by_llama_cpps_converter_are_read() -> None:
+    # It computes them for whole heads, of which half are rotated.
+    family = FAMILIES["step35"].load()
+    read = from_hugging_face(family, STEP, "here")
+    written = padded_factors(read.config)
+    assert written is not None
+    theirs = padded_factors(replace(read.config, rope_dimensions=16))
+    assert theirs is not None
+    assert written.shape == theirs.shape == (8,)
+    for factors in (written, theirs):
+        fields = with_padded_llama3({**read.fields, "scaling.kind": None}, factors)
+        assert fields["scaling.kind"] == "llama3"
+        assert fields["scaling.original_context"] == 32
+        assert fields["rope_dimensions"] == 8
 
 
 def test_what_a_multimodal_checkpoint_sees_with_is_left_out(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ NESTED = {
     "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava",
     "mistral3", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio",
     "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker",
-    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "voxtral",
+    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "voxtral",
 }  # fmt: skip
 
 

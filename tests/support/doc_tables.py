@@ -318,9 +318,10 @@ def _name_judges(family: str) -> str:
     cases = _read_cases(family)
     alone = [case for case in cases if case.get("no_llama_cpp")]
     kinds = {family if family in STAND_INS else case["model_type"] for case in cases}
-    others = sorted({STAND_INS[kind].model_type for kind in kinds if kind in STAND_INS})
+    types = {STAND_INS[kind].model_type if kind in STAND_INS else kind for kind in kinds}
+    others = sorted(types - kinds)
     first = f"transformers (as {_codes(others)})" if others else "transformers"
-    first = "its definition in torch" if kinds | {*others} <= OWN_TYPES | {*STAND_INS} else first
+    first = "its definition in torch" if types <= OWN_TYPES else first
     if not alone:
         return f"{first}, llama.cpp"
     return first if len(alone) == len(cases) else f"{first}, llama.cpp (partly)"

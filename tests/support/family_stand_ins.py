@@ -201,7 +201,46 @@ def _from_stacked(tensors: Tensors, document: Document) -> Tensors:
     return made
 
 
+# The names in the releases of Step 3.5, by those of transformers' modules.
+_STEP = (
+    (".mlp.gate.e_score_correction_bias", ".moe.router_bias"),
+    (".mlp.gate.weight", ".moe.gate.weight"),
+    (".mlp.experts.down_proj", ".moe.down_proj.weight"),
+    (".mlp.shared_experts.", ".share_expert."),
+)
+_STEP_PARTS = (".moe.gate_proj.weight", ".moe.up_proj.weight")
+_STEP_JOINED = ".mlp.experts.gate_up_proj"
+
+
+def _to_step(tensors: Tensors, _: Document) -> Tensors:
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if name.endswith(_STEP_JOINED):
+            for part, half in zip(_STEP_PARTS, np.split(array, 2, 1), strict=True):
+                made[name.replace(_STEP_JOINED, part)] = np.ascontiguousarray(half)
+            continue
+        for theirs, own in _STEP:
+            name = name.replace(theirs, own)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = array
+    return made
+
+
+def _from_step(tensors: Tensors, _: Document) -> Tensors:
+    made: dict[str, NDArray[Any]] = {}
+    for name, array in tensors.items():
+        if name.endswith(_STEP_PARTS[0]):
+            parts = [tensors[name.replace(_STEP_PARTS[0], part)] for part in _STEP_PARTS]
+            made[name.replace(_STEP_PARTS[0], _STEP_JOINED)] = np.concatenate(parts, 1)
+        if name.endswith(_STEP_PARTS):
+            continue
+        for theirs, own in _STEP:
+            name = name.replace(own, theirs)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = array
+    return made
+
+
 STAND_INS: Mapping[str, StandIn] = {
+    "step3p5": StandIn("step3p5", "Step3p5ForCausalLM", dict, _to_step, _from_step),
     "bailing_moe": StandIn("qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing,
                            _from_bailing),
     "glm4v_text": StandIn("glm4", "Glm4vForConditionalGeneration", partial(_glm4v, True)),

@@ -9,6 +9,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import own_bert  # noqa: F401  # it registers a type
 import own_llama  # noqa: F401
+import own_step  # noqa: F401
 from lazy import torch, transformers
 
 # PLaMo 2 as a model of transformers, which lacks it: the definition, in torch.

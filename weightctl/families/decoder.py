@@ -25,6 +25,8 @@ _LISTED = {
     "layer_heads": "the number of heads",
     "kv_heads": "the number of KV heads",
     "intermediate": "the width of the MLP",
+    "expert_limits": "the limit of experts",
+    "mlp_limits": "the limit of the MLP",
 }
 
 # How queries and keys are normed. `head`: an RMSNorm of each head, with the same weights for all
@@ -161,6 +163,9 @@ class DecoderConfig:
     - `mlp_scales`: the factors of what the activation reads, and of the outputs.
     - `fused_gate_up`: whether one projection computes gate and up.
     - `transposed`: whether the weights of attention and MLP are stored as (inputs, outputs).
+    - `mlp_limits`: what gate and up are at most in the MLP and in the MLP beside experts, and up is
+      at least its negative; 0 without a limit. With `limits_activated`, it is the activation of the
+      gate that is limited.
     - `xielu_*`: the numbers of the activation xIELU; `has_xielu_weights` states that they are
       tensors.
 
@@ -169,6 +174,7 @@ class DecoderConfig:
     - `experts`, `experts_used`: the number of experts, and how many compute a position.
     - `expert_intermediate`, `expert_bias`: the width of an expert, and whether experts and router
       have biases.
+    - `expert_limits`: what `mlp_limits` is for experts.
     - `expert_latent`: the size of the latent vector that experts read and return; None if they
       read the hidden state.
     - `sparse_layers`: the layers with experts; None for all.
@@ -314,6 +320,8 @@ class DecoderConfig:
     mlp_scales: tuple[float, float] = (1.0, 1.0)
     fused_gate_up: bool = False
     transposed: bool = False
+    mlp_limits: tuple[float, ...] | float = 0.0
+    limits_activated: bool = False
     has_xielu_weights: bool = False
     xielu_alpha_n: tuple[float, ...] | float = ()
     xielu_alpha_p: tuple[float, ...] | float = ()
@@ -322,6 +330,7 @@ class DecoderConfig:
     experts: int = 0
     experts_used: int = 0
     expert_intermediate: int = 0
+    expert_limits: tuple[float, ...] | float = 0.0
     expert_latent: int | None = None
     sparse_layers: tuple[bool, ...] | None = None
     router: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
@@ -370,6 +379,11 @@ class DecoderConfig:
     def position_rows(self) -> int:
         """The number of rows of the table of learned positions."""
         return self.context + self.position_offset
+
+    @property
+    def factor_pairs(self) -> int:
+        """The number of pairs for which tensors have divisors of frequencies."""
+        return max(self.rope_dimensions, self.local_rope_dimensions or 0) // 2
 
     @property
     def lru_size(self) -> int:

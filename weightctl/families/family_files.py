@@ -23,6 +23,7 @@ from weightctl.families.file_rows import (
     join_groups,
     load_group,
     read_changes,
+    read_default,
     read_difference,
     read_fusion,
     read_groups,
@@ -125,11 +126,13 @@ def _read_family(name: str, top: FileTable, load_base: Callable[[str], Family]) 
         keys = hybrid_keys(keys, hybrid.text("other"), *join_groups(read_groups(hybrid, "keys")))
     hybrid.end()
     first, last = (join_groups(read_groups(top, each)) for each in ("first_keys", "last_keys"))
+    all_keys = (*first, *_read_rope_by_layer(top, keys), *last)
     family = Family(
         name=name,
         model_types=types,
         names=names,
-        keys=(*first, *_read_rope_by_layer(top, keys), *last),
+        # Lists with a value for each layer are read by the number of layers for MTP.
+        keys=tuple(sorted(all_keys, key=lambda key: key.field != "mtp_layers")),
         **given,
     )
     top.end()
@@ -308,11 +311,12 @@ def _read_mtp(
         added.append(replace(line, **dict(read_line(row, ""))))
         row.end()
     in_gguf = table.flag("in_gguf", default=True)
+    values = table.table("values")
     most = table.number("most") if "most" in table else MOST_LAYERS
     made = mtp_keys(keys, table.text("count"), most=most, in_gguf=in_gguf)
     form = MtpForm(
         prefix=table.template("prefix", ""),
-        values=read_map(table.table("values")),
+        values={name: read_default(values, name) for name in values.names()},
         unstated=table.texts("unstated"),
         in_gguf=in_gguf,
     )

@@ -124,6 +124,7 @@ KINDS = _refer({
     "layer_ones": "layers:ONES",
     "layer_words": "layers:WORDS",
     "layers": "config_values:LAYERS",
+    "limits_by_layer": "layers:LIMITS_BY_LAYER",
     "one_over": "towers.rules:ONE_OVER",
     "size": "config_values:SIZE",
     "sizes_by_layer": "layers:SIZES_BY_LAYER",
@@ -187,6 +188,7 @@ MADE = {
     for name, make, add in (
         ("rope_factors", "rope_factors", "with_llama3"),
         ("long_rope_factors", "long_factors", "with_long_factors"),
+        ("padded_rope_factors", "padded_factors", "with_padded_llama3"),
         ("short_rope_factors", "short_factors", "with_short_factors"),
     )
 }
@@ -240,6 +242,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "qwen3moe": "rules:standard_qwen3moe",
         "recurrent_gemma": "rules:standard_recurrent_gemma",
         "rope": "rope:standard",
+        "step35": "rules:standard_step35",
         "rope_by_layer": "rope:standard_rope_by_layer",
         "text": "multimodal:standard_text",
         "unused_window": "layers:without_unused_window",
@@ -271,6 +274,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "phimoe": "rules:check_phimoe",
         "recurrent_gemma": "rules:check_recurrent_gemma",
         "states": "rules:check_states",
+        "step35": "rules:check_step35",
         "windows": "layers:check_windows",
     }),
     "unloaded": _refer({
@@ -286,6 +290,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "llama4": "rules:find_unlike_llama4",
         "lone_attention": "deci:find_lone_attention",
         "qwen35": "rules:find_unlike_qwen35",
+        "step35": "rules:find_unlike_step35",
     }),
     "default": _refer({
         "all layers": "hybrid:mark_all",
@@ -308,6 +313,9 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "first layer heads": "rules:find_first_heads",
         "gates by head": "rules:has_gates_by_head",
         "head scale": "rules:find_head_scale",
+        "heads by window": "rules:list_heads_by_window",
+        "heads with window": "rules:find_windowed_heads",
+        "heads without window": "rules:find_full_heads",
         "last layer": "rules:find_last_layer",
         "equal heads": "rules:repeat_heads",
         "llama4 layers": "rules:mark_llama4_layers",
@@ -319,8 +327,10 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "local rotated size": "rope:find_local_size",
         "no indices": "rules:list_no_indices",
         "no layers": "hybrid:mark_none",
+        "no limits": "rules:list_no_limits",
         "refact width": "rules:find_refact_width",
         "rotated share": "rope:find_rotated_share",
+        "rotated size": "rope:find_rotary_size",
         "rows of table": "rules:find_rows",
         "shared share": "rules:find_shared_share",
         "stated window": "rules:find_stated_window",

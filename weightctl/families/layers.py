@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.families.config_keys import GLOBAL, LOCAL, Key
-from weightctl.families.config_values import FLAG, HEADS, LAYERS, SIZE, OrNone, show_value
+from weightctl.families.config_values import FLAG, HEADS, LAYERS, SIZE, OrNone, Real, show_value
+from weightctl.families.configs import shortest
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.rope import standard
 from weightctl.text.untyped import is_list, is_sequence
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from weightctl.families.config_keys import Fields
     from weightctl.families.config_values import Kind
+
+
+_LIMIT = Real(0, 1e9, is_closed=True)
 
 
 class Layered(NamedTuple):
@@ -84,6 +88,22 @@ class LayerValues(NamedTuple):
         if not is_sequence(value):
             return self.kind.write(value)
         return [self.kind.write(each) for each in value]
+
+
+class LayerLimits(NamedTuple):
+    """A list with a limit for each layer; 0 means none."""
+
+    def read(self, content: object) -> tuple[float, ...]:
+        """Return the limits as GGUF can have them."""
+        return tuple(map(shortest, Layered(_LIMIT).read(content)))
+
+    @property
+    def gguf_type(self) -> str:
+        """The type of an array of numbers."""
+        return "array[f32]"
+
+    def write(self, value: Sequence[float]) -> list[float]:
+        return list(value)
 
 
 class LayerOnes(NamedTuple):
@@ -262,6 +282,7 @@ class LayerPattern(NamedTuple):
 
 ONES = LayerOnes()
 HEADS_BY_LAYER = Layered(HEADS)
+LIMITS_BY_LAYER = LayerLimits()
 SIZES_BY_LAYER = LayerValues(SIZE)
 # For sliding windows: a word for each layer in transformers' `layer_types`, and a flag in GGUF.
 WORDS = LayerWords()

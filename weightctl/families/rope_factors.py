@@ -225,6 +225,17 @@ def rope_factors(config: Config) -> NDArray[Any] | None:
     return _compute_llama3(turns, found.factor, found.original_context, low, high)
 
 
+def padded_factors(config: Config) -> NDArray[Any] | None:
+    """Return the divisors of the frequencies, and 1 up to the most pairs that a layer rotates."""
+    import numpy as np
+
+    given: Any = config
+    made = rope_factors(config)
+    if made is None:
+        return None
+    return np.pad(made, (0, given.factor_pairs - len(made)), constant_values=1)
+
+
 def _list_longrope(name: str, config: Config) -> NDArray[Any] | None:
     """Return longrope's divisors up to the original context or beyond it, as `rope_factors`."""
     import numpy as np
@@ -296,6 +307,20 @@ def with_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
     # `scaling.linear` would mean that the RoPE fields are those of GGUF.
     kept = {name: value for name, value in fields.items() if name != "scaling.linear"}
     return kept | scaled | {"has_rope_factors": False}
+
+
+def with_padded_llama3(fields: Fields, factors: NDArray[Any]) -> Fields:
+    """Return the fields with the llama3 scaling that `rope_freqs.weight` states.
+
+    llama.cpp's converter writes the factors of a RoPE with as many dimensions as the tensor has
+    pairs; only the first of them are used.
+    """
+    pairs = fields["rope_dimensions"] // 2
+    found = factors.ravel()
+    if (found[pairs:] == 1).all():
+        return with_llama3(fields, found[:pairs])
+    made = with_llama3({**fields, "rope_dimensions": 2 * len(found)}, found)
+    return {**made, "rope_dimensions": fields["rope_dimensions"]}
 
 
 def _with_longrope(name: str, fields: Fields, factors: NDArray[Any]) -> Fields:

@@ -20,6 +20,7 @@ from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
 from weightctl.families.layers import (
     FLAGS,
+    NUMBERS,
     ONES,
     WORDS,
     LayerChoice,
@@ -1391,3 +1392,118 @@ def complete_openelm(document: Mapping[str, Any]) -> Mapping[str, Any]:
         "ffn_multipliers": factors,
         "ffn_dim_divisor": math.gcd(*widths),
     }
+
+
+# Step 3.5
+
+_STEP_LISTS = (
+    "layer_types", "mlp_layer_types", "swiglu_limits", "swiglu_limits_shared", "rope_theta",
+    "partial_rotary_factors",
+)  # fmt: skip
+_OWN_HEADS = "num_sliding_attention_heads"
+
+
+def standard_step35(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config.json of a release with the keys of transformers.
+
+    Lists with a value for each layer can have more for the layers of multi-token prediction, which
+    are left out. Raises `ValueError` if layers of one type differ in their RoPE or their heads.
+    """
+    found = dict(document)
+    layers = LAYERS.read(found.get("num_hidden_layers", 45))
+    for key in _STEP_LISTS:
+        given = found.get(key)
+        if not is_list(given):
+            continue
+        if key == "layer_types" and GLOBAL in given[layers:]:
+            raise ValueError("layers of multi-token prediction with full attention")
+        found[key] = [0.0 if each is None else each for each in given[:layers]]
+    numbers = found.get("moe_layers_enum")
+    if numbers is not None and found.get("mlp_layer_types") is None:
+        given = numbers.split(",") if isinstance(numbers, str) else numbers
+        if is_list(given):
+            given = [int(each) if str(each).strip().isdecimal() else each for each in given]
+        sparse = NUMBERS.read(given)
+        words = LayerChoice("sparse", "dense")
+        found["mlp_layer_types"] = words.write([layer in sparse for layer in range(layers)])
+    found |= {"per_layer_config": None, _OWN_HEADS: _find_local_heads(found)}
+    return standard_exaone_moe(found | _find_step_rope(found, layers))
+
+
+def _find_local_heads(document: Mapping[str, Any]) -> Any:
+    """Return the number of heads that config.json states for layers with a window, or None."""
+    other = object_of(document, "attention_other_setting")
+    for key in ("num_attention_groups", "head_dim"):
+        if other.get(key, document.get(key)) != document.get(key):
+            raise ValueError(f"layers with a window have another `{key}`")
+    single = [each for each in object_of(document, "per_layer_config").values() if is_object(each)]
+    stated = [
+        document.get(_OWN_HEADS),
+        *(each.get("num_attention_heads") for each in (other, *single)),
+    ]
+    return _find_only([each for each in stated if each], "the number of heads with a window")
+
+
+def _find_only(values: Sequence[Any], called: str) -> Any:
+    """Return the value that is in a list, None if it is empty."""
+    if any(each != values[0] for each in values):
+        raise ValueError(f"{called} differs between layers")
+    return values[0] if values else None
+
+
+def _find_step_rope(document: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return `rope_parameters` for each type of layer; the releases have lists for all layers."""
+    types = document.get("layer_types") or [GLOBAL] * layers
+    rope = dict(object_of(document, _ROPE))
+    for kind in (GLOBAL, LOCAL):
+        stated: dict[str, Any] = {"rope_theta": 10000.0}
+        for new, old in (("rope_theta",) * 2, ("partial_rotary_factor", "partial_rotary_factors")):
+            given = document.get(old)
+            values = given if is_list(given) else [given] * layers
+            own = [each for word, each in zip(types, values, strict=False) if word == kind]
+            only = _find_only(own, f"`{old}` of `{kind}`")
+            stated |= {} if only is None else {new: only}
+        rope[kind] = {**stated, **object_of(rope, kind)}
+    made = rope_by_layer({**document, _ROPE: rope, "rope_theta": None})
+    share = rope[LOCAL].get("partial_rotary_factor", 1.0)
+    made[_ROPE][LOCAL]["partial_rotary_factor"] = share
+    return made | {"rope_theta": None, "rope_scaling": None}
+
+
+def list_no_limits(fields: Fields) -> tuple[float, ...]:
+    """Return 0, which means no limit, for each layer."""
+    return (0.0,) * int(fields["layers"])
+
+
+def list_heads_by_window(fields: Fields) -> tuple[int, ...]:
+    """Return the number of heads of each layer, by whether it has a window."""
+    counts = (fields["heads"], fields["local_heads"])
+    return tuple(counts[is_windowed] for is_windowed in fields["windowed_layers"])
+
+
+def _find_heads(fields: Fields, *, is_windowed: bool) -> int:
+    """Return the number of heads of the first layer with or without a window, else of any."""
+    counts = fields["layer_heads"]
+    found = (count for count, own in zip(counts, fields["windowed_layers"], strict=False)
+             if own == is_windowed)  # fmt: skip
+    return int(next(found, counts[0]))
+
+
+find_full_heads = partial(_find_heads, is_windowed=False)
+find_windowed_heads = partial(_find_heads, is_windowed=True)
+
+
+def check_step35(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them."""
+    made = check_decoder(fields)
+    if fields["layer_heads"] != list_heads_by_window(fields):
+        raise ValueError("the number of heads differs between layers of the same type")
+    return made
+
+
+def find_unlike_step35(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does."""
+    kind = fields["scaling.kind"]
+    if kind in {None, "llama3"}:
+        return None
+    return f"it would use the `{kind}` RoPE scaling in layers with a window, too"

@@ -46,7 +46,8 @@ class MixtureOfExperts(Divisible):
     and by `shared_scale`. If
     `latent` is not 0, experts read a projection of this size, and their sum is projected back. With
     `scales_inputs` the shares multiply what experts read, not what they return. `limit` is that of
-    gated experts. With a `table`, its number of rows, the experts of a token are those in its row.
+    gated experts, `shared_limit` that of the MLP beside them, and `limits_activated` that of both.
+    With a `table`, its number of rows, the experts of a token are those in its row.
     Raises `GraphError` as `Routing` does, and if the activation is not in `ACTIVATIONS`.
     """
 
@@ -73,6 +74,8 @@ class MixtureOfExperts(Divisible):
         scales_inputs: bool = False,
         gated: bool = True,
         limit: float | None = None,
+        shared_limit: float | None = None,
+        limits_activated: bool = False,
         table: int = 0,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
@@ -91,17 +94,18 @@ class MixtureOfExperts(Divisible):
         self.first = 0
         self.scales_inputs = scales_inputs
         self.router = Linear(features, count, bias=bias, dtype=dtype, device=device)
-        more: dict[str, Any] = {} if limit is None else {"limit": limit}
+        limits: dict[str, Any] = {"limits_activated": limits_activated} if gated else {}
+        own, beside = ({"limit": each} if gated else {} for each in (limit, shared_limit))
         make_expert: Callable[..., GatedMLP | MLP] = partial(
             GatedMLP if gated else MLP,
             activation=activation,
-            **more,
+            **limits,
             dtype=dtype,
             device=device,
             quantization_encoding=quantization_encoding,
         )
         self.experts = LayerList(
-            [make_expert(latent or features, intermediate, bias=bias) for _ in range(count)]
+            [make_expert(latent or features, intermediate, bias=bias, **own) for _ in range(count)]
         )
         self.has_latent = latent > 0
         if self.has_latent:
@@ -120,7 +124,7 @@ class MixtureOfExperts(Divisible):
         self.has_shared_gate = shared_gate
         self.shared_scale = shared_scale
         if self.has_shared:
-            self.shared = make_expert(features, shared, bias=False)
+            self.shared = make_expert(features, shared, bias=False, **beside)
         if shared_gate:
             self.shared_gate = Linear(features, 1, dtype=dtype, device=device)
 

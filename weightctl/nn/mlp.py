@@ -110,7 +110,8 @@ class GatedMLP(Divisible):
     """`down(activation(gate(x)) * up(x))`.
 
     `gate_scale` multiplies what the activation reads. With an `inner_norm`, its epsilon, the
-    product is normed. With a `limit`, gate and up are at most this, and up at least its negative.
+    product is normed. With a `limit`, gate and up are at most this, and up at least its negative;
+    with `limits_activated`, not the gate is limited, but its activation.
     If `fused`, one projection `gate_up` replaces `gate` and `up`, with their rows in this order.
     `output_bias` (default: `bias`) is for `down`. `transposed` is passed to `Linear`.
     The activations in `GATED` are functions of gate and up together. Raises `GraphError` if the
@@ -128,6 +129,7 @@ class GatedMLP(Divisible):
         fused: bool = False,
         gate_scale: float = 1.0,
         limit: float | None = None,
+        limits_activated: bool = False,
         inner_norm: float | None = None,
         transposed: bool = False,
         dtype: DTypeLike = DType.float32,
@@ -145,7 +147,7 @@ class GatedMLP(Divisible):
         )
         self.intermediate = intermediate
         self.gate_scale = gate_scale
-        self.limit = limit
+        self.limit, self.limits_activated = limit, limits_activated
         self.fused = fused
         if fused:
             self.gate_up = linear(features, 2 * intermediate)
@@ -167,10 +169,14 @@ class GatedMLP(Divisible):
         if self.gate_scale != 1:
             gate = gate * self.gate_scale
         if self.limit is not None:
-            gate, up = ops.minimum(gate, self.limit), ops.clamp(up, -self.limit, self.limit)
+            up = ops.clamp(up, -self.limit, self.limit)
+            gate = gate if self.limits_activated else ops.minimum(gate, self.limit)
         if self.activation in GATED:
             return self.down(GATED[self.activation](gate, up))
-        y = ACTIVATIONS[self.activation](gate) * up
+        gate = ACTIVATIONS[self.activation](gate)
+        if self.limit is not None and self.limits_activated:
+            gate = ops.minimum(gate, self.limit)
+        y = gate * up
         if self.has_inner_norm:
             y = self.inner_norm(y)
             y = y if self.own is None else y[..., self.own[0] : self.own[1]]

@@ -175,6 +175,9 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             latent=config.expert_latent or 0,
             scales_inputs=config.shares_scale_inputs,
             gated=config.gated,
+            limit=at_layer(config, "expert_limits", layer) or None,
+            shared_limit=at_layer(config, "mlp_limits", layer) or None,
+            limits_activated=config.limits_activated,
             dtype=dtype,
         )
     if config.gated:
@@ -186,6 +189,8 @@ def make_mlp(config: DecoderConfig, layer: int, dtype: DType) -> MLP | GatedMLP 
             output_bias=config.mlp_output_bias,
             fused=config.fused_gate_up,
             gate_scale=config.mlp_scales[0],
+            limit=at_layer(config, "mlp_limits", layer) or None,
+            limits_activated=config.limits_activated,
             inner_norm=config.norm_epsilon if config.inner_norms else None,
             transposed=config.transposed,
             dtype=dtype,

@@ -86,7 +86,7 @@ class BlockNetwork(Network):
         return super().through(layer, x, beside[2 * layer.rotation :][:2])
 
     def _add_rotations(self, config: DecoderConfig) -> None:
-        dimensions, pairs = config.rope_dimensions, config.rope_dimensions // 2
+        dimensions, pairs = config.rope_dimensions, config.factor_pairs
         self.rope = RotaryEmbedding(dimensions, config.rope_base, config.rope_scaling)
         if config.local_rope_base is not None:
             local = config.local_rope_dimensions or dimensions
@@ -101,7 +101,8 @@ class BlockNetwork(Network):
         """Return the tensor that divides the frequencies of RoPE, None if there is none."""
         config = self.config
         if config.has_rope_factors and not config.rope_factors_by_length:
-            return self.rope_factors()
+            factors, pairs = self.rope_factors(), config.rope_dimensions // 2
+            return factors if pairs == config.factor_pairs else factors[:pairs]
         if config.rope_scaling is None or not config.has_rope_factors:
             return None
         short, long = self.short_rope_factors(), self.long_rope_factors()

@@ -375,6 +375,7 @@ def _make_experts(config: CompressedConfig, layer: int, dtype: DType) -> Mixture
         has_correction=not has_table,
         shared=config.shared_intermediate,
         limit=config.expert_limit,
+        shared_limit=config.expert_limit,
         table=config.table_rows if has_table else 0,
         dtype=dtype,
     )
