@@ -382,11 +382,12 @@ def plain(family: str, tensors: dict[str, Any]) -> dict[str, Any]:
     """Return tensors by what their names have in common; no GGUF has BERT's pooler.
 
     transformers gives the MLPs of Kimi Linear, in layers without experts, the name of the others.
+    Phi-4-multimodal has a word more for matrices that have adapters.
     """
     prefix = FAMILIES[family].load().prefix
     return {
         re.sub(r"block_sparse_moe(?=\.\w+_proj)", "mlp", name.removeprefix(prefix)): tensor
-        for name, tensor in tensors.items()
+        for name, tensor in ((name.replace(".base_layer", ""), tensors[name]) for name in tensors)
         if "pooler." not in name
     }
 

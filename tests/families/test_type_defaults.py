@@ -28,11 +28,12 @@ TYPES = [
 OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_embed"}
 # Their own config classes fill in what is in a config of another text model.
 NESTED = {
-    "audioflamingo3", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v",
-    "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4", "llava",
-    "mistral3", "paddleocr_vl", "qwen2_5_omni", "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio",
-    "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker",
-    "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "voxtral",
+    "audioflamingo3", "deepseek_ocr2", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified",
+    "glm4v", "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4",
+    "llava", "mistral3", "paddleocr_vl", "paligemma", "qwen2_5_omni", "qwen2_5_omni_thinker",
+    "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr",
+    "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7",
+    "voxtral",
 }  # fmt: skip
 
 
@@ -101,6 +102,7 @@ _OF_STATES = {
     "time_step_min", "time_step_scale", "use_associative_scan", "use_mamba_kernels", "use_mambapy",
 }  # fmt: skip
 UNREAD_OF = {
+    "phi4_multimodal": {"audio_config", "vision_config"},
     "recurrent_gemma": {"w_init_variance_scale", "final_w_init_variance_scale"},
     "bamba": {*_OF_STATES, "z_loss_coefficient"},
     "falcon_h1": {*_OF_STATES, "mamba_expand"},
@@ -149,6 +151,8 @@ UNREAD_OF = {
         "num_key_value_heads",
         "num_nextn_predict_layers",
     },
+    # Its experts are in no groups, unless `topk_method` says so.
+    "deepseek_ocr2_text": {"head_dim", "n_group", "topk_group"},
     "deepseek_v32": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm_moe_dsa": {"head_dim", "mlp_layer_types", "qk_head_dim"},
     "glm4_moe_lite": {"qk_head_dim"},

@@ -366,6 +366,22 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
         ungated=True,
     )),
+    "deepseek_vl_v2": ("qwen2_moe", "DeepseekOCRForCausalLM", Dialect(
+        keys={"num_experts": "n_routed_experts"},
+        own=("n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "scoring_func",
+             "routed_scaling_factor", "mlp_layer_types"),
+        given={"qkv_bias": False},
+        more=lambda document: {
+            "mlp_only_layers": list(range(document.get("first_k_dense_replace", 0))),
+            "shared_expert_intermediate_size": document["n_shared_experts"]
+            * document["moe_intermediate_size"],
+        },
+        names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
+        ungated=True,
+    )),
+    "phi4mm": ("phi3", "Phi4MMForCausalLM", Dialect(names=tuple(
+        (f".{part}_proj.", f".{part}_proj.base_layer.") for part in ("qkv", "o", "gate_up", "down")
+    ))),
     "PanguEmbedded": ("llama", "PanguEmbeddedForCausalLM", Dialect(
         keys={"attention_bias": "bias"},
     )),

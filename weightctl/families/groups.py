@@ -240,6 +240,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "modernbert": "rules:standard_modernbert",
         "nomic_bert": "rules:standard_nomic_bert",
         "qwen3moe": "rules:standard_qwen3moe",
+        "paligemma": "rules:standard_paligemma",
         "recurrent_gemma": "rules:standard_recurrent_gemma",
         "rope": "rope:standard",
         "step35": "rules:standard_step35",
@@ -280,6 +281,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "unloaded": _refer({
         "afmoe": "rules:find_unlike_afmoe",
         "cohere": "rules:find_unlike_cohere",
+        "deepseek_ocr": "rules:find_unlike_deepseek_ocr",
         "delta": "delta:find_unlike_delta",
         "empty_sections": "rope:find_empty_sections",
         "equal_heads": "experts:find_shared_heads",
@@ -289,6 +291,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "latent": "latent:find_unlike_latent",
         "llama4": "rules:find_unlike_llama4",
         "lone_attention": "deci:find_lone_attention",
+        "paligemma": "rules:find_unlike_paligemma",
         "qwen35": "rules:find_unlike_qwen35",
         "step35": "rules:find_unlike_step35",
     }),

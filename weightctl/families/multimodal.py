@@ -62,8 +62,8 @@ def text_of_type(document: Mapping[str, Any], usual: str, *others: str) -> Mappi
 
 
 def is_multimodal(document: Mapping[str, Any]) -> bool:
-    """Whether a config.json has that of a text model in an object of its own."""
-    return _TEXT in open_thinker(document)
+    """Whether a config.json has that of a text model in an object of its own, or of an encoder."""
+    return not {_TEXT, "audio_config", "vision_config"}.isdisjoint(open_thinker(document))
 
 
 def open_thinker(document: Mapping[str, Any]) -> Mapping[str, Any]:

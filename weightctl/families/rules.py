@@ -14,7 +14,7 @@ from weightctl.families.config_values import LAYERS, SIZE, Real, WholeNumber, sh
 from weightctl.families.configs import is_same_float32
 from weightctl.families.decoder_keys import check_decoder
 from weightctl.families.delta import find_unlike_delta
-from weightctl.families.experts import checking_experts
+from weightctl.families.experts import checking_experts, find_shared_heads
 from weightctl.families.heads import check_head, reading_head
 from weightctl.families.hybrid import check_kv_heads, mark_all, mark_none
 from weightctl.families.latent import check_indexer, check_latent, find_difference_of_scaling
@@ -316,6 +316,16 @@ def standard_deepseek_v32(document: Mapping[str, Any]) -> Mapping[str, Any]:
     ):
         raise ValueError("`mlp_layer_types` must list `dense` layers first, and then `sparse` ones")
     return found | {"first_k_dense_replace": count}
+
+
+# DeepSeek-OCR
+
+
+def find_unlike_deepseek_ocr(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does: it does not read keys of RoPE."""
+    if fields["rope_base"] != 10000 or fields["scaling.kind"] is not None:
+        return "its RoPE has another base than 10000, or scaling"
+    return find_shared_heads(fields)
 
 
 # DistilBERT
@@ -1176,6 +1186,27 @@ def standard_nomic_bert(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(trained) is int and type(given) is int:
         made["max_position_embeddings"] = min(trained, given)
     return standard(made)
+
+
+# PaliGemma
+
+_PREFIX, _IS_BIDIRECTIONAL = "prefix_attention", "use_bidirectional_attention"
+
+
+def standard_paligemma(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a Gemma, which states whether it is the text model of a PaliGemma."""
+    if document["model_type"] != "paligemma":
+        return document
+    text = {**take_text(document), _PREFIX: True}
+    # transformers 5 states it of each of these models.
+    return {key: value for key, value in text.items() if key != _IS_BIDIRECTIONAL}
+
+
+def find_unlike_paligemma(fields: Fields) -> str | None:
+    """Return why llama.cpp would compute something else, None if it would not."""
+    if not fields[_PREFIX]:
+        return None
+    return "images and prompts of PaliGemma attend to later tokens, which they do not in llama.cpp"
 
 
 # Phi-3.5-MoE
