@@ -447,6 +447,26 @@ def test_no_folder_has_over_25_modules() -> None:
         assert len(modules) <= 25 or name in LARGE, f"{name}: {len(modules)}"
 
 
+# What only some operating systems have.
+OF_SYSTEMS = re.compile(
+    r"\bfcntl\b|\bimport (?:msvcrt|resource)\b|\bWinDLL\b|\bCDLL\(None|\bsysconf\b|"
+    r"[\"']/(?:proc|dev)/|"
+    r"\bos\.(?:preadv?|pwritev?|f(?:data)?sync|fchmod|sendfile|copy_file_range|posix_\w+|"
+    r"O_(?:CLOEXEC|NOFOLLOW|NONBLOCK|NOCTTY|BINARY))\b"
+)
+
+
+def test_what_differs_between_systems_is_in_one_package() -> None:
+    offenders = [
+        f"{module.relative_to(ROOT)}:{number}: {line.strip()}"
+        for module in MODULES
+        if module.parent != PACKAGE / "system"
+        for number, line in enumerate(module.read_text().splitlines(), 1)
+        if OF_SYSTEMS.search(line)
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
 def test_no_module_is_named_for_nothing() -> None:
     empty = {"utils", "util", "helpers", "helper", "common", "core", "manager", "misc", "handler"}
     assert not {module.stem for module in MODULES} & empty

@@ -17,8 +17,8 @@ import numpy as np
 from weightctl.errors import OutputError
 from weightctl.formats.imatrix.sums import ColumnSums
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import sync_directory
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.files import open_file, read_into_at, sync, sync_directory, write_all_at
+from weightctl.system.processes import defer_signals
 from weightctl.system.temporary import temporary_name, token_of
 from weightctl.text.untyped import is_object
 from weightctl.write.locks import (
@@ -70,7 +70,7 @@ class RunState:
         # Two files take turns, so that the input of a layer stays until the layer is done.
         path = os.path.join(self.path, f"hidden-{layer % 2}")
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return open_file(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise cannot_write(path, error) from error
 
@@ -89,9 +89,7 @@ class RunState:
         raw = np.ascontiguousarray(x, np.float32).reshape(-1).view(np.uint8).data
         offset = chunk * self._chunk_bytes
         try:
-            while raw:
-                written = os.pwrite(descriptor, raw, offset)
-                raw, offset = raw[written:], offset + written
+            write_all_at(descriptor, raw, offset)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
@@ -100,7 +98,7 @@ class RunState:
         made = np.empty((count, *self.shape), np.float32)
         raw, offset = made.reshape(-1).view(np.uint8).data, chunk * self._chunk_bytes
         while raw:
-            taken = os.preadv(self._read_from, [raw], offset)
+            taken = read_into_at(self._read_from, raw, offset)
             if not taken:
                 raise OutputError(f"{self.path} was changed during the run", hint="run it again")
             raw, offset = raw[taken:], offset + taken
@@ -122,12 +120,12 @@ class RunState:
             with open(path, "wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]  # names cannot be its options
                 file.flush()
-                os.fsync(file.fileno())
-            os.fsync(self._write_to)
+                sync(file.fileno())
+            sync(self._write_to)
             with open(os.path.join(self.path, _NEW), "w", encoding="utf-8") as text:
                 json.dump({"layer": self.layer + 1, "shape": self.shape}, text)
                 text.flush()
-                os.fsync(text.fileno())
+                sync(text.fileno())
             os.replace(os.path.join(self.path, _NEW), os.path.join(self.path, _STATE))
         except OSError as error:
             raise cannot_write(path, error) from error

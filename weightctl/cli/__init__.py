@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import resource
 import signal
 import sys
 from contextlib import redirect_stderr, suppress
@@ -18,6 +17,7 @@ from typer.main import get_command
 
 from weightctl.cli.help import WHOLE_PAGE, HelpCommand, describe, format_help
 from weightctl.errors import WeightctlError
+from weightctl.system.processes import ENDING_SIGNALS, raise_file_limit
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -248,11 +248,8 @@ def main() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # Characters that the terminal's encoding does not have are escaped.
             stream.reconfigure(errors="backslashreplace")
-    with suppress(OSError, ValueError):  # some systems have an additional limit
-        # A checkpoint that is sharded for many ranks has more files than the usual limit of 1024.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    raise_file_limit()
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under `nohup`
             signal.signal(number, _end)
     # Modules are imported before files are opened: at the limit of open files, imports fail too.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.cli.costs import show_document
 from weightctl.cli.render import note, show_lines, show_table
 from weightctl.families.memory.caches import MemoryOptions
 from weightctl.inspection.models import ModelList, list_directory, list_models
+from weightctl.system.processes import find_memory
 from weightctl.text.columns import Cell
 from weightctl.text.sizes import format_count, format_size, parse_size
 from weightctl.text.wording import pluralize, printable
@@ -36,7 +36,7 @@ class ModelChoices(NamedTuple):
 
 def show_models(directory: str | None, asked: ModelChoices) -> None:
     """Print the models in a directory, or if it is None, those on this machine."""
-    memory = _find_memory() if asked.fit is None else parse_size(asked.fit)
+    memory = find_memory() if asked.fit is None else parse_size(asked.fit)
     chosen = MemoryOptions.of(asked.context or _CONTEXT, asked.kv_type or "F16")
     found = (
         list_models(memory, chosen)
@@ -76,11 +76,6 @@ def show_models(directory: str | None, asked: ModelChoices) -> None:
                 ],
             ]
         )
-
-
-def _find_memory() -> int:
-    """Return the size of this machine's memory, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _sort(models: Sequence[ListedModel], by: str | None) -> list[ListedModel]:

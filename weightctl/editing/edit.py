@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.metadata import Setting, list_settings
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileReader, FileWriter, sync_directory
+from weightctl.storage.local import FileReader, FileWriter
 from weightctl.storage.location import is_remote, parse_location
 from weightctl.storage.pending_edits import (
     MARKER,
@@ -28,8 +27,8 @@ from weightctl.storage.pending_edits import (
     edit_path,
     record_edit,
 )
-from weightctl.system.disk import clone_range_at, reserve
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.files import change_mode, clone_range_at, lock_file, reserve, sync_directory
+from weightctl.system.processes import defer_signals
 from weightctl.system.temporary import JOURNAL, temporary_name, token_of
 from weightctl.text.sizes import parse_size
 from weightctl.weights.tree import header_of
@@ -362,8 +361,8 @@ class NewFile:
                 os.unlink(self.temporary)
             raise
         try:
-            fcntl.flock(self._file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(self._file.descriptor, stat.S_IMODE(os.stat(path).st_mode))
+            lock_file(self._file.descriptor)
+            change_mode(self._file.descriptor, stat.S_IMODE(os.stat(path).st_mode))
         except OSError as error:
             self.discard()
             raise cannot_write(path, error) from error

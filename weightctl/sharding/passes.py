@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.steps.sliced import shortest_run
 

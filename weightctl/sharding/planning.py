@@ -12,8 +12,8 @@ from weightctl.sharding.footprints import plain
 from weightctl.sharding.plan import ShardPlan, ranks_of
 from weightctl.sharding.properties import gather_knowledge
 from weightctl.split import Sharding, Whole
-from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
+from weightctl.system.processes import without_collection
 from weightctl.text.wording import pluralize
 from weightctl.weights.tree import source_of
 

@@ -10,29 +10,34 @@ import errno
 import mmap
 import os
 import stat
-from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from weightctl.errors import FormatError, MissingFileError
 from weightctl.storage.base import FileRange, Reader, Writer, cannot_write
 from weightctl.storage.location import hint_for_missing
-from weightctl.system.disk import (
+from weightctl.system.files import (
+    NO_FOLLOW,
+    NO_WAIT,
     copy_range_at,
+    enlarge_pipe,
+    map_private,
+    open_file,
     read_ahead,
+    read_at,
+    read_into_at,
     reserve,
     send_range,
     start_writing_back,
+    sync,
+    write_all,
+    write_all_at,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from weightctl.storage.base import Bytes
-
-# Without MAP_NORESERVE, writable pages reserve memory, and a tensor may be larger than the memory.
-_PRIVATE = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-_WRITABLE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 _HINTS = {
@@ -61,7 +66,7 @@ class FileReader(Reader):
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = open_file(path, os.O_RDONLY | NO_WAIT)
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -103,16 +108,12 @@ class FileReader(Reader):
         if wanted <= 0:
             return b""
         try:
-            found = os.pread(self._descriptor, wanted, offset)
+            found = read_at(self._descriptor, wanted, offset)
         except OSError as error:
             raise self._unread(offset, error) from error
-        if len(found) == wanted:
-            return found
-        # A read may return fewer bytes than requested, in particular for more than 2 GiB.
-        made = bytearray(wanted)
-        made[: len(found)] = found
-        self.read_into(offset + len(found), memoryview(made)[len(found) :])
-        return bytes(made)
+        if len(found) < wanted:
+            raise self._became_shorter(offset + len(found))
+        return found
 
     def private(self, offset: int, nbytes: int) -> memoryview:
         """Return a writable view of a range; changes in it are not written to the file.
@@ -128,9 +129,7 @@ class FileReader(Reader):
             raise FormatError(self.path, offset, "the file is closed", hint=_CLOSED)
         before = offset % mmap.ALLOCATIONGRANULARITY
         try:
-            mapped = mmap.mmap(
-                self._descriptor, before + nbytes, _PRIVATE, _WRITABLE, offset=offset - before
-            )
+            mapped = map_private(self._descriptor, before + nbytes, offset - before)
         except (OSError, ValueError) as error:
             raise self._cannot_map(offset, nbytes, error) from error
         return memoryview(mapped)[before:]
@@ -146,17 +145,16 @@ class FileReader(Reader):
         done = 0
         while done < len(buffer):
             try:
-                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                count = read_into_at(self._descriptor, buffer[done:], offset + done)
             except OSError as error:
                 raise self._unread(offset + done, error) from error
             if count == 0:
-                raise FormatError(
-                    self.path,
-                    offset + done,
-                    "the file ends here: it became shorter while it was read",
-                    hint=_AGAIN,
-                )
+                raise self._became_shorter(offset + done)
             done += count
+
+    def _became_shorter(self, offset: int) -> FormatError:
+        text = "the file ends here: it became shorter while it was read"
+        return FormatError(self.path, offset, text, hint=_AGAIN)
 
     def _unread(self, offset: int, error: OSError) -> FormatError:
         if self._descriptor < 0:
@@ -205,9 +203,7 @@ class FileWriter(Writer):
         # The kernel copies into a file for one thread at a time, while other threads busy-wait.
         self._copying = Lock()
         try:
-            self.descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT * create | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-            )
+            self.descriptor = open_file(path, os.O_RDWR | os.O_CREAT * create | NO_FOLLOW)
         except OSError as error:
             raise cannot_write(path, error) from error
         try:
@@ -222,9 +218,7 @@ class FileWriter(Writer):
         view = memoryview(data).cast("B")
         count = len(view)
         try:
-            while view:
-                written = os.pwrite(self.descriptor, view, offset)
-                view, offset = view[written:], offset + written
+            write_all_at(self.descriptor, view, offset)
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._start_writing_back(count)
@@ -254,35 +248,12 @@ class FileWriter(Writer):
     def sync(self) -> None:
         """Wait until all written bytes are on the disk."""
         try:
-            os.fsync(self.descriptor)
+            sync(self.descriptor)
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         os.close(self.descriptor)
-
-
-# The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
-# wait less for each other. It is the default limit for users on Linux.
-_ROOM = 1 << 20
-
-
-def write_durably(path: str, content: bytes, mode: str = "xb") -> None:
-    """Write a small file, and wait until it is on the disk; raises `OSError` if that fails."""
-    with open(path, mode) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_directory(path: str) -> None:
-    """Wait until the names in a directory are on the disk."""
-    with suppress(OSError):  # some file systems do not support or need this
-        descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class PipeWriter:
@@ -292,10 +263,7 @@ class PipeWriter:
         self.descriptor = descriptor
         self.path = path
         self.nbytes = 0
-        with suppress(ImportError, AttributeError, OSError):  # another system, or another device
-            import fcntl
-
-            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _ROOM)
+        enlarge_pipe(descriptor)
 
     def write(self, data: Bytes, /) -> None:
         """Append bytes; raises `OutputError` if that fails."""
@@ -319,22 +287,3 @@ class PipeWriter:
             self.nbytes += count
         for _, chunk in source.part(start - source.offset, source.nbytes).read_chunks():
             self.write(chunk)
-
-
-def write_all(descriptor: int, data: Bytes) -> None:
-    """Append bytes to a file descriptor, blocking or not; raises `OSError` if that fails."""
-    view = memoryview(data).cast("B")
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:
-            wait_for_room(descriptor)
-
-
-def wait_for_room(descriptor: int) -> None:
-    """Wait until a non-blocking pipe accepts bytes, or its reader has closed it."""
-    import select  # rarely needed
-
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    poll.poll()

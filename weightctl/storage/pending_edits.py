@@ -12,7 +12,6 @@ a mixture of the old and the new header.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from contextlib import suppress
@@ -20,7 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import FormatError, OutputError
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileReader, sync_directory, write_durably
+from weightctl.storage.local import FileReader
+from weightctl.system.files import (
+    NO_FOLLOW,
+    lock_file,
+    open_file,
+    read_at,
+    sync,
+    sync_directory,
+    write_all_at,
+    write_durably,
+)
 from weightctl.system.temporary import EDIT, temporary_name, without_temporary
 from weightctl.text.untyped import is_list, is_object
 
@@ -35,7 +44,6 @@ MOST_BYTES = 1 << 28
 _TRIES = 100
 # Of safetensors.
 _LONGEST_HEADER = 100_000_000
-_CHUNK = 1 << 20
 
 
 class EditedFile(NamedTuple):
@@ -369,8 +377,8 @@ def record_edit(directory: str, files: Sequence[EditedFile]) -> int:
         raise cannot_write(own_edit_path(directory), error) from error
     try:
         with open(temporary, "xb", buffering=0) as file:
-            _write(file.fileno(), 0, content)
-            os.fsync(file.fileno())
+            write_all_at(file.fileno(), content, 0)
+            sync(file.fileno())
         os.rename(temporary, path)
         sync_directory(directory)
     except OSError as error:
@@ -422,32 +430,25 @@ def _replace(edit: PendingEdit, file: EditedFile) -> int:
 
 
 def _change(edit: PendingEdit, file: EditedFile) -> int:
-    descriptor = os.open(edit.path_of(file.name), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = open_file(edit.path_of(file.name), os.O_RDWR | NO_FOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_file(descriptor, wait=True)
 
         def read(offset: int, nbytes: int) -> bytes:
-            return os.pread(descriptor, nbytes, offset)
+            return read_at(descriptor, nbytes, offset)
 
         if refuse_changed(read, os.fstat(descriptor).st_size, edit, file):
             return 0
         # Other programs refuse the file until all its bytes are on the disk.
-        _write(descriptor, 0, MARKER)
-        os.fsync(descriptor)
+        write_all_at(descriptor, MARKER, 0)
+        sync(descriptor)
         for start, changed in file.patches:
-            _write(descriptor, start, changed)
+            write_all_at(descriptor, changed, start)
         if file.size < file.old_size:
             os.ftruncate(descriptor, file.size)
-        os.fsync(descriptor)
-        _write(descriptor, 0, file.first)
-        os.fsync(descriptor)
+        sync(descriptor)
+        write_all_at(descriptor, file.first, 0)
+        sync(descriptor)
     finally:
         os.close(descriptor)
     return len(MARKER) + sum(len(changed) for _, changed in file.places)
-
-
-def _write(descriptor: int, offset: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        count = os.pwrite(descriptor, view[:_CHUNK], offset)
-        view, offset = view[count:], offset + count

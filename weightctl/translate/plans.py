@@ -24,7 +24,7 @@ from weightctl.schemes.buffers import is_optimizer_state
 from weightctl.schemes.matching import list_scheme_tensors
 from weightctl.schemes.settings import read_settings
 from weightctl.storage.files import exists
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
 from weightctl.text.wording import join_names

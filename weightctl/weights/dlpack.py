@@ -76,7 +76,7 @@ class _Versioned(ctypes.Structure):
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _NAME, _USED, _VERSIONED = b"dltensor", b"used_dltensor", b"dltensor_versioned"
-_python = ctypes.PyDLL(None)
+_python = ctypes.pythonapi
 _is_valid = _python.PyCapsule_IsValid
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 _pointer = _python.PyCapsule_GetPointer

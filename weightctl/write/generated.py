@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError, FormatError
 from weightctl.storage.base import cannot_write
+from weightctl.system.files import read_into_at
 from weightctl.text.untyped import is_tuple
 from weightctl.weights.data import Absent, Assembled, WeightData
 from weightctl.weights.from_arrays import as_checkpoint
@@ -83,7 +84,7 @@ class _Collected(Held):
         done = 0
         while done < buffer.nbytes:
             at = self._offsets[name] + start + done
-            count = os.preadv(self._descriptor, [buffer[done:]], at)
+            count = read_into_at(self._descriptor, buffer[done:], at)
             if not count:
                 raise FormatError("a temporary file", at, "it ends before the values")
             done += count

@@ -23,7 +23,7 @@ from weightctl.storage.remote.hub_commits import (
 )
 from weightctl.storage.remote.hub_url import parse_hub_url
 from weightctl.storage.remote.ordered_writes import HeldMemory, OrderedWriter
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.processes import defer_signals
 from weightctl.text.wording import printable
 from weightctl.write.object_parts import list_gaps
 from weightctl.write.outcome import is_kept, list_replaced_files

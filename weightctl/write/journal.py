@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from weightctl.errors import OutputError
 from weightctl.storage.base import cannot_write
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.files import open_file, sync_data, write_all
+from weightctl.system.processes import defer_signals
 from weightctl.text.untyped import is_object
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ class Journal:
         self._path = path
         new = f"{path}.new"
         try:
-            self._descriptor = os.open(
-                new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666
-            )
+            self._descriptor = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         except OSError as error:
             raise cannot_write(path, error) from error
         try:
@@ -85,10 +84,8 @@ class Journal:
             raise cannot_write(self._path, error) from error
 
     def _append(self, lines: Iterable[str]) -> None:
-        from weightctl.storage.local import write_all
-
         write_all(self._descriptor, "".join(lines).encode("ascii"))
-        os.fdatasync(self._descriptor)
+        sync_data(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -7,7 +7,6 @@ without a lock are left from a killed run.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from weightctl.errors import OutputError
+from weightctl.system.files import open_locked
 from weightctl.system.temporary import JOURNAL, RANKS, TEMPORARY, is_temporary, token_of
 
 if TYPE_CHECKING:
@@ -23,22 +23,12 @@ if TYPE_CHECKING:
 
 def lock_path(path: str) -> int:
     """Open a file or directory, and lock it until it is closed; `OSError` if it is locked."""
-    return _open_locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return open_locked(path)
 
 
-def _open_locked(path: str, lock: int) -> int:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, lock)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def is_same_directory(descriptor: int, path: str) -> bool:
-    """Whether an open directory is still the one at a path."""
-    return os.path.isdir(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
+def is_same_directory(status: os.stat_result | None, path: str) -> bool:
+    """Whether a directory with this status is the one at a path."""
+    return status is not None and os.path.isdir(path) and os.path.samestat(status, os.stat(path))
 
 
 @contextmanager
@@ -50,7 +40,7 @@ def entrance(directory: str) -> Generator[None, None, None]:
     descriptor = -1
     try:
         with suppress(OSError):
-            descriptor = _open_locked(directory, fcntl.LOCK_EX)
+            descriptor = open_locked(directory, wait=True)
         yield
     finally:
         if descriptor >= 0:
@@ -98,9 +88,8 @@ def find_journal(path: str) -> str | None:
 
 def _is_locked(path: str) -> bool:
     # Shared locks do not conflict with each other, but those of a shared run must be detected.
-    kind = fcntl.LOCK_EX if path.endswith(RANKS) else fcntl.LOCK_SH
     try:
-        os.close(_open_locked(path, kind | fcntl.LOCK_NB))
+        os.close(open_locked(path, shared=not path.endswith(RANKS)))
     except BlockingIOError:
         return True
     except OSError:

@@ -20,7 +20,7 @@ from weightctl.storage.base import UploadedPart
 from weightctl.storage.files import refresh
 from weightctl.storage.remote.failures import MissingObjectError
 from weightctl.storage.remote.upload import PartLimit, UploadWriter, part_size
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.processes import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
     JOURNAL_PART,

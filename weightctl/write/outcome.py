@@ -30,7 +30,7 @@ from weightctl.storage.location import (
     without_file_scheme,
 )
 from weightctl.system import __version__
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import list_first

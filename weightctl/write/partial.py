@@ -6,7 +6,6 @@ stopped runs are removed.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -19,9 +18,10 @@ from weightctl.errors import OutputError
 from weightctl.formats.huggingface import open_companion
 from weightctl.formats.replacement_record import switch_path
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import FileWriter, sync_directory, write_durably
+from weightctl.storage.local import FileWriter
 from weightctl.storage.pending_edits import complete_edit
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.files import change_mode, lock_file, sync, sync_directory, write_durably
+from weightctl.system.processes import defer_signals
 from weightctl.system.temporary import (
     JOURNAL,
     TEMPORARY,
@@ -63,6 +63,8 @@ class Partial(OutputRun):
         self._markers = None if is_shared else left.markers
         self._token = left.token
         self._lock = -1
+        # The temporary directory, whatever its name is.
+        self._identity: os.stat_result | None = None
         # Files of an earlier run are kept if this run fails before it has started.
         self.is_resumable = bool(left.records)
         self._intact: set[int] = set()
@@ -119,6 +121,7 @@ class Partial(OutputRun):
                 with suppress(FileExistsError):
                     os.mkdir(self.path)
                 self._lock = lock_path(self.path)
+                self._identity = os.stat(self.path)
             except OSError:
                 with suppress(OSError):  # a directory with files is not removed
                     os.rmdir(self.path)
@@ -152,7 +155,7 @@ class Partial(OutputRun):
         if self._outcome.is_directory:
             return
         try:
-            fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file.descriptor)
             _copy_mode(self._outcome.path_of(name), file.descriptor)
         except OSError as error:
             raise cannot_write(path, error) from error
@@ -226,7 +229,7 @@ class Partial(OutputRun):
         """Whether all files have their final names."""
         outcome = self._outcome
         if outcome.is_directory:
-            return is_same_directory(self._lock, outcome.path)
+            return is_same_directory(self._identity, outcome.path)
         paths = map(outcome.path_of, outcome.parts)
         return not os.path.lexists(self._record) and all(
             os.path.exists(path) and os.path.samestat(os.fstat(file.descriptor), os.stat(path))
@@ -282,7 +285,7 @@ class Partial(OutputRun):
             if self.is_committed:
                 return
             if self._outcome.is_directory:
-                if self._lock >= 0 and is_same_directory(self._lock, self.path):
+                if is_same_directory(self._identity, self.path):
                     shutil.rmtree(self.path, ignore_errors=True)
             elif not os.path.lexists(self._record):
                 for name in self._outcome.names:
@@ -395,7 +398,7 @@ def _make_directory(path: str) -> None:
 
 def _copy_mode(path: str, descriptor: int) -> None:
     if os.path.exists(path):
-        os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
+        change_mode(descriptor, stat.S_IMODE(os.stat(path).st_mode))
 
 
 def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
@@ -414,7 +417,7 @@ def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
                     _copy_mode(path, file.fileno())
                     file.write(content)
                     file.flush()
-                    os.fsync(file.fileno())
+                    sync(file.fileno())
             except OSError as error:
                 raise cannot_write(temporary, error) from error
         with defer_signals():

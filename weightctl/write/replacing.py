@@ -7,7 +7,6 @@ changed anything; after that, the new files are valid.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 from contextlib import suppress
@@ -23,15 +22,12 @@ from weightctl.formats.replacement_record import (
     switch_path,
 )
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import sync_directory, write_durably
+from weightctl.system.files import swap_names, sync_directory, write_durably
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
 from weightctl.write.locks import remove_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 def name_files(files: Sequence[tuple[str, str]], *, force: bool, old: Sequence[str] = ()) -> None:
@@ -248,10 +244,7 @@ def _cannot_replace(path: str) -> OutputError:
 
 def exchange(one: str, other: str) -> None:
     """Swap two names: atomically with Linux's `renameat2`, and in three steps on other systems."""
-    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if swap is not None and not swap(
-        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
-    ):
+    if swap_names(one, other):
         return
     aside = aside_name(other)
     rename(other, aside)

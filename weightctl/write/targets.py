@@ -34,6 +34,7 @@ from weightctl.storage.location import (
     store_of,
     without_file_scheme,
 )
+from weightctl.system.files import NO_TERMINAL, STDOUT_FILES, open_file
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ STDOUT = "-"
 REPLACE_HINT = "to replace it, use --force (force=True in Python)"
 _OTHER_HINT = "choose another name for the output"
 _NO_OPTIONS = CommitOptions()
-STDOUTS = {STDOUT, "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
+STDOUTS = {STDOUT, *STDOUT_FILES}
 
 
 class Target(NamedTuple):
@@ -197,7 +198,7 @@ def open_stream(path: str) -> Generator[PipeWriter, None, None]:
         yield PipeWriter(sys.stdout.fileno(), "stdout")
         return
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        descriptor = open_file(path, os.O_WRONLY | NO_TERMINAL)
     except OSError as error:
         raise cannot_write(path, error) from error
     try:

@@ -10,7 +10,7 @@ from threading import Event, Lock, Thread, local
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from weightctl.errors import ConversionError
-from weightctl.system.interrupts import defer_signals
+from weightctl.system.processes import defer_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

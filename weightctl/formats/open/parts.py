@@ -45,8 +45,8 @@ from weightctl.storage.files import (
     prepare,
 )
 from weightctl.storage.location import parse_location
-from weightctl.system.collection import without_collection
 from weightctl.system.phases import begin_phase
+from weightctl.system.processes import without_collection
 from weightctl.system.registry import load
 from weightctl.system.temporary import asides_of
 from weightctl.text.wording import say_more

@@ -22,7 +22,7 @@ from weightctl.formats.pytorch.legacy import (
 from weightctl.formats.pytorch.records import identity_of, register_storage, storage_of
 from weightctl.formats.pytorch.values import shorten_text
 from weightctl.formats.truncation import rest_of
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.system.registry import load_entry_points
 from weightctl.text.sizes import format_size
 from weightctl.text.untyped import is_tuple

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weightctl.errors import FormatError
 from weightctl.formats.sharded.manifest_json import parse_manifest
 from weightctl.storage.files import open_reader
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.text.untyped import is_object
 from weightctl.weights.json_file import read_json
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weightctl.errors import FormatError
 from weightctl.storage.files import is_directory, is_file, open_reader
 from weightctl.storage.location import absolute
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from weightctl.formats.pytorch.reading import read
 from weightctl.formats.training.chunks import INCOMPLETE, ChunkedSource, ChunkedTree, StoredChunk
 from weightctl.formats.training.detection import OPTIMIZER
 from weightctl.storage.files import open_reader, prepare
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.text.untyped import is_sequence
 from weightctl.weights.info import Header, TensorInfo
 from weightctl.weights.source import FileSource

@@ -22,7 +22,7 @@ from weightctl.formats.training.chunks import (
 from weightctl.formats.training.metadata import DistributedTensor, read_metadata
 from weightctl.formats.training.nested_files import FileSlice
 from weightctl.storage.files import exists, open_reader, prepare
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.weights.info import Header, Leaf, TensorInfo
 from weightctl.weights.source import FileSource
 

@@ -18,7 +18,7 @@ from weightctl.formats.training.detection import DIRECTORY_OF_RANK
 from weightctl.formats.training.megatron_args import read_args
 from weightctl.formats.training.megatron_joining import LocalTensor, UnknownTensorError, join_ranks
 from weightctl.storage.files import is_file, open_reader, prepare
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.weights.info import Header, Leaf
 from weightctl.weights.source import FileSource
 

@@ -22,7 +22,7 @@ from weightctl.formats.training.chunks import (
 )
 from weightctl.formats.training.detection import SHARD
 from weightctl.storage.files import open_reader, prepare
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.text.untyped import is_list, is_object
 from weightctl.weights.info import Header, TensorInfo
 from weightctl.weights.source import FileSource

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weightctl.errors import FormatError
 from weightctl.storage.base import Reader
 from weightctl.storage.files import open_reader
-from weightctl.storage.local import wait_for_room
 from weightctl.storage.remote.failures import ChangedObjectError, translate_error
 from weightctl.storage.remote.prefetch import CHUNK, ReadAhead
 from weightctl.storage.remote.requests import repeat
 from weightctl.storage.traffic import TRAFFIC
+from weightctl.system.files import wait_for_room, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,7 +242,7 @@ class RemoteReader(Reader):
                     if at is None:
                         count = os.write(descriptor, data)
                     else:
-                        count = os.pwrite(descriptor, data, at + written)
+                        count = write_at(descriptor, data, at + written)
                 except BlockingIOError:
                     wait_for_room(descriptor)
                     continue

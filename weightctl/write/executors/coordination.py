@@ -6,12 +6,10 @@ can create a marker of a name. Some markers are claims of work, and some are hea
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
-import socket
 import time
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from weightctl.errors import ConversionError, OutputError
 from weightctl.storage.base import cannot_write
-from weightctl.storage.local import write_durably
 from weightctl.storage.location import is_remote
 from weightctl.storage.remote.failures import ExistingObjectError, MissingObjectError
+from weightctl.system.files import open_locked, write_durably
+from weightctl.system.processes import find_start, name_host
 from weightctl.system.temporary import new_token, ranks_name
 from weightctl.text.untyped import is_object
 from weightctl.write.executors.destinations import Rest, format_rest, parse_rest, uploads_of
@@ -137,8 +136,7 @@ class _FileMarkers:
         try:
             with suppress(OSError):  # not all file systems support locks
                 os.makedirs(self._path, exist_ok=True)
-                descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                descriptor = open_locked(self._path, shared=True)
             yield
         finally:
             if descriptor >= 0:
@@ -402,32 +400,4 @@ class Membership:
 
 def _describe_process(number: int) -> dict[str, Any]:
     """Return properties that identify a process; `started` is empty if it has ended."""
-    return {"host": _name_host(), "process": number, "started": _find_start(number)}
-
-
-def _name_host() -> str:
-    """Return a name for the machine or container in which process ids are valid."""
-    parts = [socket.gethostname()]
-    for path in ("/proc/self/ns/pid", "/proc/sys/kernel/random/boot_id"):
-        with suppress(OSError):
-            if os.path.islink(path):
-                parts.append(os.readlink(path))
-            else:
-                with open(path, encoding="ascii") as file:
-                    parts.append(file.read().strip())
-    return " ".join(parts)
-
-
-def _find_start(number: int) -> str:
-    """Return the start time of a process as text; empty if the process has ended."""
-    try:
-        with open(f"/proc/{number}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        if os.path.isdir("/proc/self"):
-            return ""
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(number, 0)
-            return "running"
-        return ""
-    return "" if fields[0] in {"Z", "X"} else fields[19]
+    return {"host": name_host(), "process": number, "started": find_start(number)}

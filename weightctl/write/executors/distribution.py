@@ -14,7 +14,7 @@ from weightctl.errors import ConversionError, OutputError
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.storage.location import has_commits, is_remote
 from weightctl.system import __version__
-from weightctl.system.collection import without_collection
+from weightctl.system.processes import without_collection
 from weightctl.system.temporary import new_token
 from weightctl.system.threads import thread_count
 from weightctl.text.sizes import parse_size

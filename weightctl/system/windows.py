@@ -1,0 +1,203 @@
+"""What Windows does otherwise with files and processes: calls of kernel32 by `ctypes`.
+
+Files are opened so that they can be renamed and removed while they are open. A lock is of one byte
+past the end of a file, so that other programs can read it. Directories cannot be locked: a file
+among the user's temporary files is locked in their place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import mmap
+import os
+import sys
+import tempfile
+from ctypes import wintypes
+from functools import cache
+from typing import Any
+
+if sys.platform != "win32":
+    raise ImportError("this module is for Windows")
+
+import msvcrt
+
+# winnt.h, fileapi.h and winbase.h.
+_GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
+_SHARE_ALL = 0x7
+_CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = range(1, 6)
+_ATTRIBUTE_NORMAL = 0x80
+_LOCK_EXCLUSIVE, _LOCK_AT_ONCE = 0x2, 0x1
+_LOCKED_BYTE = 1 << 62
+_END_OF_FILE, _LOCK_VIOLATION, _ERROR_IO_PENDING = 38, 33, 997
+_INVALID_HANDLE = wintypes.HANDLE(-1).value
+_QUERY_LIMITED, _STILL_ACTIVE = 0x1000, 259
+_MOST = 1 << 30
+# The pointers that these calls fill.
+_OUTPUTS = {"GetExitCodeProcess": 1, "GetProcessTimes": 4, "CloseHandle": 0}
+
+
+class _Overlapped(ctypes.Structure):
+    """OVERLAPPED of minwinbase.h: the offset of a read or write."""
+
+    _fields_ = (
+        ("internal", ctypes.c_void_p), ("internal_high", ctypes.c_void_p),
+        ("offset", wintypes.DWORD), ("offset_high", wintypes.DWORD), ("event", wintypes.HANDLE),
+    )  # fmt: skip
+
+
+def open_file(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file for this process alone; `flags` are those of `os`, and `mode` is ignored."""
+    del mode
+    if flags & os.O_RDWR:
+        access = _GENERIC_READ | _GENERIC_WRITE
+    else:
+        access = _GENERIC_WRITE if flags & os.O_WRONLY else _GENERIC_READ
+    if flags & os.O_CREAT:
+        creation = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+        creation = _CREATE_ALWAYS if flags & os.O_TRUNC else creation
+    else:
+        creation = _TRUNCATE_EXISTING if flags & os.O_TRUNC else _OPEN_EXISTING
+    handle = _kernel().CreateFileW(
+        os.fspath(path), access, _SHARE_ALL, None, creation, _ATTRIBUTE_NORMAL, None
+    )
+    if handle == _INVALID_HANDLE:
+        raise _make_error(path)
+    return msvcrt.open_osfhandle(handle, (flags & (os.O_RDONLY | os.O_APPEND)) | os.O_BINARY)
+
+
+def read_part_at(descriptor: int, nbytes: int, offset: int) -> bytes:
+    """Return the next bytes at an offset, at most so many; none at the end of the file."""
+    made = bytearray(min(nbytes, _MOST))
+    count = read_into_at(descriptor, memoryview(made), offset)
+    return bytes(made[:count]) if count < len(made) else bytes(made)
+
+
+def read_into_at(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Read bytes at an offset into a buffer; return their number, 0 at the end of the file."""
+    return _transfer("ReadFile", descriptor, buffer, offset)
+
+
+def write_at(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write bytes at an offset; return how many of them were written."""
+    return _transfer("WriteFile", descriptor, data, offset)
+
+
+def _transfer(call: str, descriptor: int, buffer: memoryview, offset: int) -> int:
+    wanted, done = min(buffer.nbytes, _MOST), wintypes.DWORD()
+    if not wanted:
+        return 0
+    at = _at(offset)
+    memory = (
+        _address_of(buffer) if buffer.readonly else ctypes.byref(ctypes.c_char.from_buffer(buffer))
+    )
+    handle = msvcrt.get_osfhandle(descriptor)
+    if getattr(_kernel(), call)(handle, memory, wanted, ctypes.byref(done), ctypes.byref(at)):
+        return done.value
+    if ctypes.get_last_error() == _END_OF_FILE:
+        return 0
+    raise _make_error(None)
+
+
+def _address_of(buffer: memoryview) -> Any:
+    """Return what a foreign function reads of memory that Python does not let it change."""
+    import numpy as np  # knows the address of read-only memory
+
+    return np.frombuffer(buffer, np.uint8).ctypes.data_as(ctypes.c_void_p)
+
+
+def map_private(descriptor: int, nbytes: int, offset: int) -> mmap.mmap:
+    """Map a range of a file; changes in memory are not written to the file."""
+    return mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY, offset=offset)
+
+
+def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file until it is closed; `BlockingIOError` if another process locks it."""
+    flags = (0 if shared else _LOCK_EXCLUSIVE) | (0 if wait else _LOCK_AT_ONCE)
+    handle = msvcrt.get_osfhandle(descriptor)
+    if _kernel().LockFileEx(handle, flags, 0, 1, 0, ctypes.byref(_at(_LOCKED_BYTE))):
+        return
+    if ctypes.get_last_error() in {_LOCK_VIOLATION, _ERROR_IO_PENDING}:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    raise _make_error(None)
+
+
+def open_locked(path: str, *, shared: bool = False, wait: bool = False) -> int:
+    """Open a file or directory to lock it until it is closed; errors are as of `lock_file`."""
+    if os.path.isdir(path):
+        status = os.stat(path)
+        name = hashlib.sha256(f"{status.st_dev} {status.st_ino}".encode()).hexdigest()[:16]
+        path = os.path.join(tempfile.gettempdir(), f"weightctl-{name}.lock")
+        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+    else:
+        descriptor = open_file(path, os.O_RDONLY)
+    try:
+        lock_file(descriptor, shared=shared, wait=wait)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def find_process_start(number: int) -> str:
+    """Return the start time of a process as text; empty if the process has ended."""
+    kernel = _kernel()
+    process = kernel.OpenProcess(_QUERY_LIMITED, False, number)
+    if not process:
+        return ""
+    times = [wintypes.FILETIME() for _ in range(4)]
+    try:
+        code = wintypes.DWORD()
+        kernel.GetExitCodeProcess(process, ctypes.byref(code))
+        if code.value != _STILL_ACTIVE:
+            return ""
+        kernel.GetProcessTimes(process, *map(ctypes.byref, times))
+    finally:
+        kernel.CloseHandle(process)
+    return str(times[0].dwHighDateTime << 32 | times[0].dwLowDateTime)
+
+
+def find_memory() -> int:
+    """Return the size of this machine's memory, in bytes."""
+    kibibytes = ctypes.c_ulonglong()
+    if not _kernel().GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes)):
+        raise _make_error(None)
+    return kibibytes.value << 10
+
+
+def sync_directory(path: str) -> None:
+    """Do nothing: NTFS records names with the files."""
+    del path
+
+
+def _at(offset: int) -> _Overlapped:
+    return _Overlapped(offset=offset & 0xFFFFFFFF, offset_high=offset >> 32)
+
+
+def _make_error(path: str | None) -> OSError:
+    error: OSError = ctypes.WinError(ctypes.get_last_error())
+    error.filename = path
+    return error
+
+
+@cache
+def _kernel() -> Any:
+    library = ctypes.WinDLL("kernel32", use_last_error=True)
+    library.CreateFileW.restype = wintypes.HANDLE
+    library.CreateFileW.argtypes = (
+        wintypes.LPCWSTR, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p, wintypes.DWORD,
+        wintypes.DWORD, wintypes.HANDLE,
+    )  # fmt: skip
+    for call in (library.ReadFile, library.WriteFile):
+        call.argtypes = (
+            wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p,
+        )  # fmt: skip
+    library.OpenProcess.restype = wintypes.HANDLE
+    for call in (library.GetExitCodeProcess, library.GetProcessTimes, library.CloseHandle):
+        call.argtypes = (wintypes.HANDLE, *(ctypes.c_void_p,) * _OUTPUTS[call.__name__])
+    library.LockFileEx.argtypes = (
+        wintypes.HANDLE, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD,
+        ctypes.c_void_p,
+    )  # fmt: skip
+    return library
