@@ -138,6 +138,35 @@ _INTERN = Multimodal(
     "internvl",
     ("<img>", "</img>"),
 )
+_GLM_4 = Multimodal(
+    "glm4v",
+    {"rope_parameters": _SECTIONS},
+    {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 32, "image_size": 6 * PATCH},
+    {},
+    {
+        "image_token_id": "<|image|>",
+        "video_token_id": "<|video|>",
+        "image_start_token_id": "<|begin_of_image|>",
+        "image_end_token_id": "<|end_of_image|>",
+        "video_start_token_id": "<|begin_of_video|>",
+        "video_end_token_id": "<|end_of_video|>",
+    },
+    {**_HALF, "size": {"longest_edge": 6 * PATCH}},
+    "glm4v",
+    "glm4v",
+    is_qwen=True,
+)
+_LFM_2 = Multimodal(
+    "lfm2_vl",
+    {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+    {"patch_size": 16, "num_patches": 256, "vision_use_head": False},
+    {"projector_hidden_size": 48},
+    {"image_token_id": "<image>"},
+    {**_HALF, "size": {"longest_edge": 256}},
+    "lfm2",
+    "lfm2",
+    ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+)
 CASES = {
     "gemma3": Multimodal(
         "gemma3",
@@ -164,6 +193,10 @@ CASES = {
     "idefics3": _IDEFICS_3,
     "smolvlm": _IDEFICS_3._replace(
         model_type="smolvlm", processor={**_HALF, "size": {"longest_edge": 2 * SIDE}}
+    ),
+    "lfm2_vl": _LFM_2,
+    "lfm2_vl_plain": _LFM_2._replace(
+        outer={"projector_hidden_size": 40, "projector_use_layernorm": False}
     ),
     "llama4": Multimodal(
         "llama4",
@@ -210,6 +243,14 @@ CASES = {
         "gemma4",
         "gemma4v",
     ),
+    "glm4v": _GLM_4,
+    "glm4v_moe": _GLM_4._replace(
+        model_type="glm4v_moe",
+        text={**_GLM_4.text, "n_routed_experts": 4, "num_experts_per_tok": 2,
+              "moe_intermediate_size": 24},
+        family="glm4v_moe",
+    ),
+    "glm_ocr": _GLM_4._replace(model_type="glm_ocr"),
     "internvl": _INTERN,
     "internvl_plain": _INTERN._replace(
         text={"model_type": "qwen3"},
@@ -311,10 +352,20 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
     )
     given: dict[str, Any] = {"pixel_values": torch.from_numpy(pixels)[None]}
     kind = model.config.model_type
-    if kind.startswith("qwen"):
+    if kind.startswith(("qwen", "glm")):
         return _encode_frames(model, torch.from_numpy(pixels))
     if kind == "gemma4":
         return _encode_patches(model, torch.from_numpy(pixels))
+    if kind == "lfm2_vl":
+        side = model.config.vision_config.patch_size
+        patches = _cut(torch.from_numpy(pixels), side)
+        given = {
+            "pixel_values": patches.reshape(1, patches.shape[0] * patches.shape[1], -1),
+            "spatial_shapes": torch.tensor([patches.shape[:2]]),
+            "pixel_attention_mask": torch.ones(
+                1, patches.shape[0] * patches.shape[1], dtype=torch.long
+            ),
+        }
     if kind == "internvl":  # llama.cpp adds the positions in another order, as the note says
         positions = model.model.vision_tower.embeddings.position_embeddings
         positions.data = positions.data.roll(1, dims=1)
@@ -348,6 +399,13 @@ def _encode_frames(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:
         found = model.model.get_image_features(patches, torch.tensor([[1, rows, columns]]))
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return torch.cat([each[0] for each in parts], dim=-1).numpy()
+
+
+def _cut(pixels: torch.Tensor, side: int) -> torch.Tensor:
+    """Return the patches of an image, [rows, columns, height, width, channels]."""
+    channels, height, width = pixels.shape
+    cut = pixels.reshape(channels, height // side, side, width // side, side)
+    return cut.permute(1, 3, 2, 4, 0)
 
 
 def _encode_patches(model: Any, pixels: torch.Tensor) -> np.ndarray[Any, Any]:

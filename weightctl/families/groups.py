@@ -385,6 +385,7 @@ TOWER_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
     "checked": _refer({
         "gemma3": "towers.rules:check_gemma3",
         "gemma4": "towers.rules:check_gemma4",
+        "glm4v": "towers.rules:check_glm4v",
         "internvl": "towers.rules:check_internvl",
         "llama4": "towers.rules:check_llama4",
         "merged": "towers.rules:find_merged",

@@ -285,6 +285,17 @@ def check_gemma4(fields: Fields) -> Fields:
     return fields
 
 
+# GLM-4V
+
+
+def check_glm4v(fields: Fields) -> Fields:
+    """Return the fields with positions, and the widths of the MLPs: in layers, and the last one."""
+    widths = fields["text_hidden"], fields["intermediate"]
+    if fields["has_query_norm"]:  # GLM-OCR
+        widths = fields["intermediate"], CHANNELS * fields["text_hidden"]
+    return {**check_patches(fields), "intermediate": widths[0], "adapter_inner": widths[1]}
+
+
 # InternVL
 
 # The hidden size and the number of layers for which llama.cpp computes RMS norms.

@@ -64,18 +64,19 @@ def read_tower(path: str | Path) -> Tower:
     usual_keys = usual.table("keys")
     given: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    names: tuple[Name, ...] = ()
+    by_module: dict[str, Name] = {}
     keys: tuple[Key, ...] = ()
     for part in (*bases, top):
         given |= {name: take(part, name) for name, take in _ENTRIES.items() if name in part}
         settings |= _read_settings(part.table("processor"))
-        names += tuple(_read_lines(part, lines))
+        by_module |= {line.module: line for line in _read_lines(part, lines)}
         if part is top:
             keys = tuple(_with_defaults(keys, sizes, top.table("defaults")))
         keys = _read_keys(part.table("keys"), keys, usual_keys)
     for name in _REQUIRED:
         if name not in given:
             top.fail(f"has no `{name}`")
+    names = tuple(by_module.values())
     if "added_tensors" in top:
         rule = top.choose("added_tensors", top.rules("added_tensors"), "the rule")
         names = load(rule)(names)
