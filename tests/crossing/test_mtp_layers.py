@@ -18,7 +18,7 @@ from llama_cpp import ask, count_drafts
 from mtp_checkpoints import FORMS, make_mtp_checkpoint
 from once import once
 from weightctl import convert, open_weights, shard
-from weightctl.errors import ArchitectureError
+from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import recognize
 from weightctl.weights.derived import Derived, DerivedTensor, tensor_of
 from weightctl.weights.steps.rows import RowRange
@@ -160,6 +160,47 @@ def test_llama_cpp_predicts_with_them(
     name: str, in_gguf: Callable[[str], Path], tmp_path: Path
 ) -> None:
     assert count_drafts(in_gguf(name), [10, 20, 30, 40, 50], tmp_path) > 0
+
+
+# llama.cpp does not run two layers of GLM-4 MoE, and requires the other layers in two families.
+APART = sorted(FORMS.keys() - {"exaone_moe", "glm4v", "glm4_moe-shared"})
+
+
+@pytest.mark.parametrize("name", usual(["mimo2"], APART))
+def test_llama_cpp_predicts_with_those_of_a_file_of_their_own(
+    name: str,
+    original: Callable[[str], Path],
+    in_gguf: Callable[[str], Path],
+    weightctl: Callable[..., Completed],
+    tmp_path: Path,
+) -> None:
+    target, apart, prompt = tmp_path / "target.gguf", tmp_path / "mtp.gguf", [10, 20, 30, 40, 50]
+    convert(in_gguf(name), target, without="mtp")
+    made = convert(original(name), apart, without="main")
+    assert not any("does not load" in note for note in made.notes)
+    whole = count_drafts(in_gguf(name), prompt, tmp_path)
+    assert count_drafts(target, prompt, tmp_path, apart) == whole > 0
+    found = header_of(open_weights(apart)).tensors
+    one, other = (header_of(open_weights(each)).tensors for each in (in_gguf(name), target))
+    assert found.keys() >= one.keys() - other.keys()
+    assert not any(each.startswith("blk.") for each in found.keys() & other.keys())
+    assert weightctl("verify", apart, "--check", "names").returncode == 0
+    with pytest.raises(ArchitectureError, match="only the layers for multi-token prediction"):
+        convert(apart, tmp_path / "back")
+    convert(in_gguf(name), tmp_path / "small.gguf", without="main", quant="Q8_0")
+    assert count_drafts(target, prompt, tmp_path, tmp_path / "small.gguf") > 0
+
+
+def test_layers_that_no_file_of_their_own_can_have_are_refused(
+    original: Callable[[str], Path], in_gguf: Callable[[str], Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    with pytest.raises(ConversionError, match="exaone-moe from a file of their own"):
+        convert(original("exaone_moe"), out, without="main")
+    with pytest.raises(ConversionError, match="writes a GGUF file"):
+        convert(in_gguf("mimo2"), tmp_path / "directory", without="main")
+    with pytest.raises(ConversionError, match="there are none"):
+        convert(in_gguf("mimo2"), out, without=["main", "mtp"])
 
 
 def test_names_are_those_of_llama_cpps_converter(original: Callable[[str], Path]) -> None:

@@ -95,12 +95,26 @@ class RecognizedModel:
         """Whether tensors have the form of MLX, or the checkpoint states that MLX wrote it."""
         return self.has_mlx_form or is_mlx(header_of(self.tree))
 
+    @cached_property
+    def has_only_mtp(self) -> bool:
+        """Whether this is a GGUF file with the layers for MTP alone, a draft model."""
+        if self.convention != "gguf" or not getattr(self.config, "mtp_layers", 0):
+            return False
+        layers = tuple(f"layers.{number}." for number in range(self.config.layers))
+        return not any(name.startswith(layers) for name in self.tensors)
+
     def check(self) -> None:
         """Raise `ArchitectureError` for a checkpoint that is not the whole model of its config.
 
         The error lists all tensors that are missing, unexpected, of a wrong shape, or not
         floating-point.
         """
+        if self.has_only_mtp:
+            raise ArchitectureError(
+                f"{self.where} has only the layers for multi-token prediction (MTP) of a "
+                f"{self.family.name}",
+                hint="use the file of the whole model",
+            )
         problems = self._disagreements()
         alike: tuple[str, str, int] | None = None
         shape: tuple[int, ...] = ()

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.errors import ArchitectureError, GraphError
 from weightctl.families.common_keys import refuse_keys
-from weightctl.families.config_keys import REQUIRED
+from weightctl.families.config_keys import REQUIRED, LayersWith
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp import from_block_values
+from weightctl.families.mtp_tensors import MTP_COUNT, show_in_first_layer
 from weightctl.text.untyped import is_object, is_sequence
 from weightctl.weights.metadata import element_type
 
@@ -46,9 +47,12 @@ def from_gguf(
     Raises `ArchitectureError`, which names `where` and the key, if the metadata are invalid.
     """
     architecture = metadata[ARCHITECTURE].content
+    has_mtp = MTP_COUNT.format(arch=architecture) in metadata
+    shown = show_in_first_layer(tensors) if has_mtp else tensors
 
     def find(key: Key) -> tuple[str, object]:
-        seen = None if key.seen is None else key.seen.see(tensors)
+        of_layers = isinstance(key.seen, LayersWith)
+        seen = None if key.seen is None else key.seen.see(tensors if of_layers else shown)
         name = key.gguf.format(arch=architecture)
         if seen is not None:
             return name or key.field, seen

@@ -24,6 +24,7 @@ _QKV = {
 # What llama.cpp reads of any weight.
 _SCALES = re.compile(r"\.(scale|input_scale)$")
 _LAYER = re.compile(r"(.*\bblk)\.(\d+)\.(.+)")
+_FIRST = re.compile(r"blk\.0\.")
 _KINDS = {
     "windowed_layers": "a sliding window",
     "compress_ratios": "compressed attention",
@@ -90,6 +91,11 @@ def find_unloaded_tensors(
     return None
 
 
+def loads_mtp_apart(architecture: str) -> bool:
+    """Whether llama.cpp loads the layers for MTP of an architecture from a file of their own."""
+    return "mtp_apart" in _read_table().get(architecture, {})
+
+
 def _find_missing(
     required: str,
     architecture: str,
@@ -106,6 +112,8 @@ def _find_missing(
     for name in names:
         if found := _LAYER.match(name):
             numbers.setdefault(found[1], set()).add(int(found[2]))
+    if mtp and loads_mtp_apart(architecture) and not any(map(_FIRST.match, names)):
+        numbers["blk"] = set()  # those for MTP do not have these tensors
     for alternatives in required.split():
         first, *_ = each = alternatives.split("|")
         stem, dot, _ = first.rpartition("blk.")

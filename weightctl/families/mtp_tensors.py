@@ -15,7 +15,7 @@ from weightctl.text.untyped import is_object
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from weightctl.weights.info import Header
+    from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import MetadataValue
 
 # No published model has more than three.
@@ -108,6 +108,18 @@ def find_mtp(header: Header, document: Mapping[str, Any]) -> MtpTensors:
     stated = next((count for count in counts if type(count) is int and count > 0), 0)
     count = layers if type(layers) is int and layers > 0 else len(names)
     return MtpTensors.among(names, count, stated)
+
+
+def show_in_first_layer(tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """Return the tensors of a GGUF file, in which layer 0 shows what all layers have.
+
+    In a file with the layers for MTP alone, the first of these shows it.
+    """
+    layers = {int(found[1]) for name in tensors if (found := _LAYER.match(name))}
+    if not layers or 0 in layers:
+        return tensors
+    first = f"blk.{min(layers)}."
+    return {name.replace(first, "blk.0.", 1): info for name, info in tensors.items()}
 
 
 def find_text_config(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ class NonFinite(Enum):
 
 
 class OptionalPart(Enum):
-    """A part of a model that can be left out."""
+    """A part of a model that can be left out: layers for MTP, or all others."""
 
     MTP = "mtp"
+    MAIN = "main"

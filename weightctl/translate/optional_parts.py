@@ -6,11 +6,14 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from weightctl.errors import ConversionError
+from weightctl.families.llama_cpp import loads_mtp_apart
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.mtp_tensors import (
     BLOCK_COUNT,
     COUNT_KEYS,
     MTP_COUNT,
+    MtpTensors,
     find_mtp,
     find_text_config,
 )
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from weightctl.families.checkpoint import RecognizedModel
-    from weightctl.families.mtp_tensors import MtpTensors
     from weightctl.plan.plan import Plan
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
+
+_ALONE = '--without main (without="main" in Python)'
 
 
 def describe_without_mtp(found: MtpTensors) -> str:
@@ -56,6 +60,37 @@ def place_mtp(
     if convention == checkpoint.convention:
         return checkpoint
     return replace(checkpoint, unexpected=[*checkpoint.unexpected, *unused], beside=beside)
+
+
+def keep_mtp(plan: Plan) -> Plan:
+    """Return the plan of a GGUF file with the layers for MTP, and without the other layers.
+
+    What is not in layers is kept, and so is the number of all layers. Raises `ConversionError` if
+    there are no layers for MTP, or if llama.cpp does not load such a file.
+    """
+    if ARCHITECTURE not in plan.metadata:
+        raise ConversionError(
+            f"{_ALONE} writes a GGUF file, but the output does not have GGUF's names",
+            hint="end the name of the output with .gguf",
+        )
+    architecture = str(plan.metadata[ARCHITECTURE].content)
+    names = {*(item.info.name for item in plan.items), *plan.tied}
+    blocks, count = _read_counts(plan.metadata)
+    found = MtpTensors.among(names, blocks - count, count)
+    if not found.layers:
+        raise ConversionError(
+            f"{_ALONE} keeps the layers for multi-token prediction (MTP), but there are none"
+        )
+    if not loads_mtp_apart(architecture):
+        raise ConversionError(
+            "llama.cpp does not load the layers for multi-token prediction (MTP) of "
+            f"{architecture} from a file of their own",
+            hint=f"leave out {_ALONE}: a whole model has these layers",
+        )
+    kept = [name for name in names if name in found.names or not name.startswith("blk.")]
+    plan = plan.only(kept)
+    metadata = {key: each for key, each in plan.metadata.items() if key != "general.size_label"}
+    return replace(plan, metadata=metadata)
 
 
 def leave_out_mtp(plan: Plan, weights: Checkpoint, *, is_model: bool) -> Plan:
@@ -91,19 +126,27 @@ def _state_none(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return changed if text is document else {**document, "text_config": changed}
 
 
+def _read_counts(metadata: Mapping[str, MetadataValue]) -> tuple[int, int]:
+    """Return the numbers of all layers and of those for MTP; 0 if GGUF's metadata state none."""
+    arch = metadata[ARCHITECTURE].content if ARCHITECTURE in metadata else ""
+    keys = (key.format(arch=arch) for key in (BLOCK_COUNT, MTP_COUNT))
+    blocks, further = (metadata[key].content if key in metadata else 0 for key in keys)
+    if type(blocks) is not int or type(further) is not int or not 0 < further < blocks:
+        return 0, 0
+    return blocks, further
+
+
 def _count_without(metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
     """Return GGUF's metadata without layers for MTP, which also count as layers there.
 
     An array with a value for each of all layers becomes shorter.
     """
     made = dict(metadata)
-    if ARCHITECTURE not in metadata:
+    blocks, further = _read_counts(metadata)
+    if not further:
         return made
     arch = metadata[ARCHITECTURE].content
     count, stated = (key.format(arch=arch) for key in (BLOCK_COUNT, MTP_COUNT))
-    blocks, further = (made[key].content if key in made else 0 for key in (count, stated))
-    if type(blocks) is not int or type(further) is not int or not 0 < further < blocks:
-        return made
     made[stated] = made[stated]._replace(content=0)
     made[count] = made[count]._replace(content=blocks - further)
     for key, value in metadata.items():

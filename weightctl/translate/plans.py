@@ -29,7 +29,12 @@ from weightctl.text.folding import mask_numbers
 from weightctl.text.patterns import select_names
 from weightctl.text.wording import join_names
 from weightctl.translate.model_dtypes import make_unquantized_config, store_in_own_dtypes
-from weightctl.translate.optional_parts import describe_without_mtp, leave_out_mtp, place_mtp
+from weightctl.translate.optional_parts import (
+    describe_without_mtp,
+    keep_mtp,
+    leave_out_mtp,
+    place_mtp,
+)
 from weightctl.weights.tree import header_of
 
 if TYPE_CHECKING:
@@ -160,6 +165,8 @@ def plan_of(
             plan = replace(plan, documents=make_unquantized_config(stored))
         if OptionalPart.MTP in without:
             plan = leave_out_mtp(plan, weights, is_model=is_model)
+    if OptionalPart.MAIN in without:
+        plan = keep_mtp(plan)
     if not is_cast:
         together = list_scheme_tensors(header_of(stored)) if apart else set[str]()
         plan = store_in_own_dtypes(plan, together, stored, tower)

@@ -123,7 +123,8 @@ def convert(
     `rename` is a rule `"REGEX=NEW"`, a mapping of such rules, the path of a TOML file of
     rules, or a list of rules and paths. `include` and `exclude` are patterns of the names in the
     output. `without` is a part of the model that is left out, or a list of parts: "mtp" means the
-    layers for multi-token prediction, which the output's config then does not count.
+    layers for multi-token prediction, which the output's config then does not count, and "main" all
+    other layers.
 
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type. Without
     either, tensors become BF16 if some have types of GGUF that the format cannot store.

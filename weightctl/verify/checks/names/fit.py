@@ -87,7 +87,10 @@ def measure_fit(checkpoint: RecognizedModel) -> Fit:
     misshaped: list[Misfit] = []
     no_numbers: list[Misfit] = []
     expected = 0
+    layers = checkpoint.config.layers if checkpoint.has_only_mtp else 0
     for names in checkpoint.family.tensors(checkpoint.config):
+        if names.line.is_of_layers and names.layer < layers:
+            continue
         expected += 1
         shape = shape_of(names, checkpoint.config)
         tensor = checkpoint.tensors.get(names.module)
