@@ -168,7 +168,8 @@ def test_llama_cpp_computes_what_transformers_computes(
     if given.is_encoder:
         (found,) = ask(as_gguf(name), ("embeddings", given.tokens), pooling=NO_POOLING)
     else:
-        (found,) = ask(as_gguf(name), ("logits", given.tokens), context=512)
+        options = {"context": 512, "flash": CASES[name].flash}
+        (found,) = ask(as_gguf(name), ("logits", given.tokens), **options)
     assert_same(found, given)
 
 

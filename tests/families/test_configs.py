@@ -737,7 +737,8 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
             continue  # its keys are weightctl's own
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
         # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5, DeepSeek-V4, Granite with
-        # windows, Nanbeige and Ling 3.0; the constants of older releases of gguf lack them.
+        # windows, Nanbeige, Ling 3.0 and MiniMax-M3; the constants of older releases of gguf lack
+        # them.
         newer = {
             "ARCH.hidden_activation", "ARCH.num_loops", "ARCH.skip_loop_final_norm",
             "ARCH.kda.gate_lower_bound",
@@ -749,7 +750,8 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
               for key in ("compress_ratios", "compress_rope_freq_base", "output_group_count",
                           "output_lora_rank")),
             *(f"ARCH.attention.indexer.{key}"
-              for key in ("head_count", "key_length", "top_k", "types")),
+              for key in ("block_size", "head_count", "key_length", "local_blocks", "top_k",
+                          "types")),
         }  # fmt: skip
         assert keys - {""} - newer <= known_keys
 

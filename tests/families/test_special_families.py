@@ -556,6 +556,49 @@ def test_factors_of_step_3_5_by_llama_cpps_converter_are_read() -> None:
         assert fields["rope_dimensions"] == 8
 
 
+def test_the_text_model_of_minimax_m3_is_run_and_converted(tmp_path: Path) -> None:
+    # transformers saves the names of the release, which has all experts and gates apart.
+    sparse = {"sparse_num_index_heads": 2, "sparse_index_dim": 16, "sparse_block_size": 4,
+              "sparse_topk_blocks": 2, "sparse_local_block": 1,
+              "sparse_attention_freq": [0, 1, 1]}  # fmt: skip
+    text = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 3,
+            "dense_intermediate_size": 96, "shared_intermediate_size": 32, "head_dim": 16,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "moe_layer_freq": [0, 1, 1], "bos_token_id": 1,
+            "eos_token_id": 2, "partial_rotary_factor": 0.5, "rope_theta": 1e4,
+            "sparse_attention_config": sparse, "model_type": "minimax_m3_vl_text"}  # fmt: skip
+    config = transformers.CONFIG_MAPPING["minimax_m3_vl"](
+        text_config=dict(text), image_token_index=60, video_token_index=61,
+        projector_hidden_size=64,
+        vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+                       "num_attention_heads": 2, "image_size": 28},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MiniMaxM3SparseForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        expected = model(torch.tensor([TOKENS])).logits[0].numpy()
+    model.save_pretrained(tmp_path / "hf")
+    config_file = tmp_path / "hf" / "config.json"
+    document = json.loads(config_file.read_text())
+    released = document | {"text_config": text | {"model_type": "minimax_m3"}}
+    config_file.write_text(json.dumps(released))
+    names = load_file(tmp_path / "hf" / "model.safetensors").keys()
+    assert "language_model.model.layers.1.block_sparse_moe.experts.0.w1.weight" in names
+    convert(tmp_path / "hf", tmp_path / "text.gguf", to="gguf", dtype="f32")
+    family = FAMILIES["minimax_m3"].load()
+    configs = [from_hugging_face(family, each, "here").config for each in (document, released)]
+    assert configs[0] == configs[1]
+    for path in (tmp_path / "hf", tmp_path / "text.gguf"):
+        found = recognize(open_weights(path))
+        (made,) = executed(build_network(found).graph(), np.array([TOKENS]), weights=found.weights)
+        assert np.abs(made[0] - expected).max() < 1e-4
+    other = text | {"sparse_attention_config": sparse | {"sparse_score_type": "mean"}}
+    with pytest.raises(ArchitectureError, match="a block is the largest of its keys"):
+        from_hugging_face(family, other, "here")
+
+
 def test_what_a_multimodal_checkpoint_sees_with_is_left_out(tmp_path: Path) -> None:
     save_multimodal("ministral3", tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "text.gguf")

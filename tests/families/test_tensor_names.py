@@ -104,6 +104,7 @@ OWN = {
     "hyperclovax",
     "laguna",
     "mellum",
+    "minimax_m3",
     "mpnet",
     "nanbeige",
     "opt",

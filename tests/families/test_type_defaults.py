@@ -17,7 +17,7 @@ from weightctl.families.towers import TOWERS
 modeling_auto: Any = LazyModule("transformers.models.auto.modeling_auto")
 
 # Types of checkpoints with code of their own, which transformers lacks or reads as another type.
-REMOTE = {"kimi_k2", "kimi_vl", *OWN_TYPES, *STAND_INS}
+REMOTE = {"kimi_k2", "kimi_vl", "minimax_m3", *OWN_TYPES, *STAND_INS}
 TYPES = [
     (name, kind)
     for name in FAMILIES
@@ -30,7 +30,8 @@ OTHERS = {"gemma_embedding", "granite4", "nemotron_h", "nemotron_h_moe", "qwen2_
 NESTED = {
     "audioflamingo3", "deepseek_ocr2", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified",
     "glm4v", "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4",
-    "llava", "mistral3", "paddleocr_vl", "paligemma", "qwen2_5_omni", "qwen2_5_omni_thinker",
+    "llava", "minimax_m3_vl", "mistral3", "paddleocr_vl", "paligemma", "qwen2_5_omni",
+    "qwen2_5_omni_thinker",
     "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr",
     "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7",
     "voxtral",
@@ -208,6 +209,7 @@ UNREAD_OF = {
     "jina_embeddings_v3": {"tie_word_embeddings"},
     "hunyuan_v1_moe": {"eod_token_id", "sep_token_id"},
     "kimi_linear": {"head_dim", "qk_head_dim"},
+    "minimax_m3_vl_text": {"hidden_act"},
     "mistral4": {"head_dim", "qk_head_dim"},
     "minicpm3": {"head_dim", "qk_head_dim"},
     "phimoe": {"input_jitter_noise"},

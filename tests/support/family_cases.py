@@ -5,7 +5,8 @@ config is not usual (`config`), and may have a `name`, a kind of `tokenizer`, wh
 usual run of the tests (`usual`, else only with `-m long`), why a judge cannot run it
 (`no_llama_cpp`), and by how much judges may differ on quantized weights: where a rounding decides
 which groups of experts are used, or where gates multiply rounded activations (`most_divergence`).
-`lost` are the keys of its config that GGUF cannot say. Types that transformers lacks are made and
+`lost` are the keys of its config that GGUF cannot say. `flash` states that llama.cpp computes the
+model right only with flash attention. Types that transformers lacks are made and
 read as others (`family_stand_ins`), or have a model in the tests (`own_models`).
 """
 
@@ -63,6 +64,7 @@ class FamilyCase:
     no_llama_cpp: str = ""
     most_divergence: float = 0.0
     lost: tuple[str, ...] = ()
+    flash: bool = False
 
     @property
     def kind(self) -> str:

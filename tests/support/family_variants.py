@@ -130,6 +130,9 @@ def _draw_dependent_sizes(known: dict[str, Any], config: dict[str, Any]) -> None
         config["intermediate_size"] = 2 * config["hidden_size"]
     if "decay_low_rank_dim" in known:  # RWKV-7's heads, which llama.cpp norms with one epsilon
         config |= {"head_dim": 4, "norm_eps": 64e-5 / 4}
+    if "index_block_size" in known:  # a head of the indexer selects keys for each KV head
+        config["index_n_heads"] = config["num_key_value_heads"]
+        config["shared_intermediate_size"] = config["intermediate_size"]
     if "head_size_divisor" in known:  # RWKV-6's heads
         config["head_size"] = 4
     if "num_experts" in config and "num_local_experts" in config:  # two names of one size

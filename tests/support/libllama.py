@@ -107,6 +107,8 @@ class Model:
     `yarn_betas` are what `--yarn-beta-fast` and `--yarn-beta-slow` set. With `only_vocabulary` it
     needs no tensors, and only speaks of tokens. There is one of the `threads`, unless times are
     measured: threads of ggml wait busily for each other. `adapter` is the path of a LoRA adapter.
+    `flash` states whether flash attention is used, without which llama.cpp selects no blocks of
+    keys.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class Model:
         yarn_betas: tuple[float, float] = (-1.0, -1.0),
         threads: int = 1,
         adapter: str = "",
+        flash: bool = False,
     ) -> None:
         self._lib = load_library()
         params = self._lib.llama_model_default_params()
@@ -129,7 +132,7 @@ class Model:
         self._pooling = pooling
         self._yarn_betas = yarn_betas
         self._threads = threads
-        self._adapter = adapter
+        self._adapter, self._flash = adapter, flash
         self._made: Any = None
 
     @property
@@ -142,7 +145,7 @@ class Model:
                 params.words[place] = self._size
             for place in _THREADS:
                 params.words[place] = self._threads
-            params.words[_POOLING], params.words[_FLASH] = self._pooling, 0
+            params.words[_POOLING], params.words[_FLASH] = self._pooling, int(self._flash)
             for place, beta in zip(_YARN_BETAS, self._yarn_betas, strict=True):
                 params.words[place] = struct.unpack("<i", struct.pack("<f", beta))[0]
             params.words[_KEY_TYPE] = params.words[_VALUE_TYPE] = _F32

@@ -1022,6 +1022,56 @@ def standard_minimax_m2(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return standard(document)
 
 
+# MiniMax-M3
+
+_BLOCKS = {
+    "index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks",
+    "index_local_blocks": "sparse_local_block",
+}  # fmt: skip
+_BY_FLAGS = (
+    ("layer_types", "sparse_attention_freq", LayerChoice("minimax_m3_sparse", "full_attention")),
+    ("mlp_layer_types", "moe_layer_freq", LayerChoice("sparse", "dense")),
+)
+
+
+def standard_minimax_m3(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config.json of a release with the keys of transformers."""
+    found = dict(document)
+    sparse = object_of(found, "sparse_attention_config")
+    found |= {key: sparse[old] for key, old in _BLOCKS.items() if old in sparse}
+    given = {**found, **sparse}
+    for key, old, words in _BY_FLAGS:
+        if found.get(key) is None and given.get(old) is not None:
+            found[key] = words.write(ONES.read(given[old]))
+    return standard_exaone_moe(standard(found))
+
+
+def count_shared_experts(fields: Fields) -> int:
+    """Return how many experts together are as wide as the shared MLP, at least one."""
+    return max(int(fields["shared_intermediate"] // fields["expert_intermediate"]), 1)
+
+
+def check_minimax_m3(fields: Fields) -> Fields:
+    """Return the fields as `DecoderConfig` has them."""
+    own, heads = fields["indexer_heads"], fields["heads"]
+    if heads % own:
+        raise ValueError(f"{own} heads of the indexer cannot select keys for {heads} query heads")
+    if fields["rope_dimensions"] > fields["indexer_size"]:
+        raise ValueError("the heads of the indexer are smaller than their rotated part")
+    return check_decoder(fields)
+
+
+def find_unlike_minimax_m3(fields: Fields) -> str | None:
+    """Return why llama.cpp does not run a model, None if it does."""
+    own, groups = fields["indexer_heads"], fields["kv_heads"]
+    return (
+        None
+        if own == groups
+        else f"its indexer has {own} heads instead of {groups}, those of the keys"
+    )
+
+
 # Mistral 3 and 4
 
 # transformers' defaults if config.json does not have RoPE keys.

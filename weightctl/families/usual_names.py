@@ -134,6 +134,11 @@ _OF_LAYERS = (
             when=_IF_INDEXER),
     _vector("attention.indexer.k_norm", "indexer.k_norm", "self_attn.indexer.k_norm",
             "indexer_size", when=_IF_INDEXER, bias=True),
+    # In one that selects blocks of keys, queries are computed from the input and normed.
+    _matrix("attention.indexer.q", "indexer.q_proj", "self_attn.indexer.q_proj",
+            ("indexer_queries",), when=_IF_INDEXER),
+    _vector("attention.indexer.q_norm", "indexer.q_norm", "self_attn.indexer.q_norm",
+            "indexer_size", when=_IF_INDEXER),
     _matrix("attention.indexer.factors", "indexer.proj", "self_attn.indexer.weights_proj",
             ("indexer_heads",), when=_IF_INDEXER, is_float32=True),
     # Each head is normed separately, all heads with the same weights.

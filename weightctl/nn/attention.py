@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike, QuantizationEncoding
     from weightctl.graph.graph import Value
     from weightctl.graph.sharding import ShardingStrategy
+    from weightctl.nn.indexer import BlockIndexer
     from weightctl.nn.positions import Temperature
     from weightctl.split import Range
 
@@ -68,8 +69,9 @@ class Attention(Divisible):
     positions. If `gated`, what the heads return is multiplied by the `gate_activation` of another
     projection of the inputs, which has a number for each head if `gates_heads`. If `fused`, one
     projection `qkv` replaces `q`, `k` and `v`; `transposed` is passed to `Linear`. RoPE pairs
-    neighboring elements if `interleaved`, otherwise elements of the two halves. Raises `GraphError`
-    if the numbers of heads do not match.
+    neighboring elements if `interleaved`, otherwise elements of the two halves. With an
+    `indexer`, queries see only the blocks of keys that it selects; it needs RoPE. Raises
+    `GraphError` if the numbers of heads do not match.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class Attention(Divisible):
         fused: bool = False,
         transposed: bool = False,
         interleaved: bool = False,
+        indexer: BlockIndexer | None = None,
         dtype: DTypeLike = DType.float32,
         device: DeviceRef = CPU,
         quantization_encoding: QuantizationEncoding | None = None,
@@ -131,8 +134,7 @@ class Attention(Divisible):
         self.values_epsilon = norm_epsilon if values_normed else None
         self.causal = causal
         self.window, self.chunk = window, chunk
-        self.softcap, self.scale = softcap, scale
-        self.interleaved = interleaved
+        self.softcap, self.scale, self.interleaved = softcap, scale, interleaved
 
         projection = partial(
             Linear,
@@ -183,6 +185,7 @@ class Attention(Divisible):
         self.has_sinks = sinks
         if sinks:
             self.sinks = Sinks(heads, device=device)
+        self.indexer = indexer
         # Of how many heads a shard has which, where it is one.
         self.all_heads = heads
         self.own_queries: Range | None = None
@@ -209,6 +212,8 @@ class Attention(Divisible):
             raise GraphError("`cos` and `sin` must be given together, but one is missing")
         q, k, v = self._turned_heads(x, cos, sin, source)
         k, v = with_past(k), with_past(v)
+        if self.indexer is not None and cos is not None and sin is not None:
+            mask = self.indexer(x, cos, sin, self.all_heads)
         mask = self._own_scores(mask) if self.alibi is None else self._slope(x, self.alibi, mask)
         if self.chunk is not None:
             mask = _mask_chunks(x.shape[1], x.device, self.chunk)
@@ -318,6 +323,9 @@ class Attention(Divisible):
             cuts |= replicate_weights(devices, self.q_norm.weight, self.k_norm.weight)
         if self.has_sinks:
             cuts |= replicate_weights(devices, self.sinks.weight)
+        if self.indexer is not None:
+            # Every shard needs the same selection of keys.
+            cuts |= replicate_weights(devices, *self.indexer.weights)
         return cuts
 
     def take_shards(self) -> None:
@@ -428,11 +436,3 @@ class Sinks(Module):
     def __call__(self, own: Range | None = None) -> Value:
         """Return the scores, [heads]; `own` are the heads of a shard."""
         return self.weight if own is None else self.weight[own[0] : own[1]]
-
-
-def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None) -> Value:
-    """Return bool[positions, keys]: which of the keys up to its own position each one sees."""
-    places = ops.unsqueeze(list_positions(positions, device), 1)
-    back = places - ops.unsqueeze(list_all_positions(positions, device), 0)
-    seen = back >= 0
-    return seen if window is None else ops.logical_and(seen, back < window)

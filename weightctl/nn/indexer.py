@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weightctl.device import CPU
 from weightctl.dtype import DType
 from weightctl.graph import ops
-from weightctl.nn.attention import mask_positions
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Module
-from weightctl.nn.norm import LayerNorm
-from weightctl.nn.positions import with_past
+from weightctl.nn.norm import LayerNorm, RMSNorm
+from weightctl.nn.positions import list_positions, mask_positions, with_past
 
 if TYPE_CHECKING:
     from weightctl.device import DeviceRef
@@ -103,3 +102,73 @@ class Indexer(Module):
         """Return queries or keys in which the first elements are rotated."""
         first, rest = x[..., :rotated], x[..., rotated:]
         return ops.concat([ops.rope(first, cos, sin, interleaved=interleaved), rest], -1)
+
+
+class BlockIndexerSizes(NamedTuple):
+    """The sizes of an indexer of blocks.
+
+    - `heads`, `size`: the number of heads, and the number of elements of a query or key.
+    - `block`: how many keys a block has.
+    - `used`, `local`: how many blocks a query sees, and how many of these are the last ones.
+    """
+
+    heads: int
+    size: int
+    block: int
+    used: int
+    local: int
+
+
+class BlockIndexer(Module):
+    """For each position, selects the blocks of earlier positions with the highest scores.
+
+    The score of a block is the largest product of the query and a key of the block. Each head
+    selects for as many heads of the attention, and all heads share the keys.
+
+    Source: transformers' `MiniMaxM3VLIndexer`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        sizes: BlockIndexerSizes,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        dtype: DTypeLike = DType.float32,
+        device: DeviceRef = CPU,
+    ) -> None:
+        self.sizes = sizes
+        projection = partial(Linear, dtype=dtype, device=device)
+        norm = partial(RMSNorm, sizes.size, eps, offset=offset, dtype=dtype, device=device)
+        self.q, self.q_norm = projection(features, sizes.heads * sizes.size), norm()
+        self.k, self.k_norm = projection(features, sizes.size), norm()
+
+    def __call__(self, x: Value, cos: Value, sin: Value, queries: int) -> Value:
+        """Return bool[batch, queries, positions, keys]: which keys each query head sees."""
+        heads, size, block, used, local = self.sizes
+        q = self.q_norm(self.q(x).reshape((*x.shape[:-1], heads, size))).transpose(1, 2)
+        k = ops.unsqueeze(self.k_norm(self.k(x)), 1)
+        q, k = ops.rope(q, cos, sin), with_past(ops.rope(k, cos, sin))
+        seen = mask_positions(x.shape[1], x.device)
+        products = (q @ k.transpose(2, 3)).cast(DType.float32) + ops.where(seen, 0.0, -inf)
+        batch, _, positions, keys = products.shape
+        rest = ops.constant(-inf, DType.float32, x.device)
+        rest = rest.broadcast_to((batch, heads, positions, block - 1))
+        count = (keys + block - 1) // block
+        whole = ops.concat([products, rest], -1)[..., : count * block]
+        scores = ops.max(whole.reshape((batch, heads, positions, count, block)), -1)
+        own = ops.unsqueeze(ops.floordiv(list_positions(x.shape[1], x.device), block), 1)
+        back = own - ops.range(count, device=x.device)
+        is_local = ops.logical_and(back >= 0, back < local)
+        best = ops.mask_top_k(ops.where(is_local, inf, scores), used)
+        spread = ops.broadcast_to(ops.unsqueeze(best, -1), (*best.shape, block))
+        chosen = spread.reshape((batch, heads, positions, count * block))[..., :keys]
+        visible = ops.unsqueeze(ops.logical_and(chosen, seen), 2)
+        shape = (batch, heads, queries // heads, positions, keys)
+        return ops.broadcast_to(visible, shape).reshape((batch, queries, positions, keys))
+
+    @property
+    def weights(self) -> tuple[Weight | None, ...]:
+        """All weights."""
+        return (self.q.weight, self.k.weight, self.q_norm.weight, self.k_norm.weight)

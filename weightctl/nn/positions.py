@@ -130,3 +130,11 @@ class Temperature(NamedTuple):
         times = ops.floordiv(places, self.length).cast(DType.float32) + 1.0
         factors = ops.log(times) * self.scale + 1.0
         return queries * ops.unsqueeze(factors, 1).cast(queries.dtype)
+
+
+def mask_positions(positions: Dim, device: DeviceRef, window: int | None = None) -> Value:
+    """Return bool[positions, keys]: which of the keys up to its own position each one sees."""
+    places = ops.unsqueeze(list_positions(positions, device), 1)
+    back = places - ops.unsqueeze(list_all_positions(positions, device), 0)
+    seen = back >= 0
+    return seen if window is None else ops.logical_and(seen, back < window)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weightctl.dtype import DType
 from weightctl.families.compressed import OVERLAPPING
 from weightctl.graph import ops
-from weightctl.nn.attention import Sinks, mask_positions
+from weightctl.nn.attention import Sinks
 from weightctl.nn.experts import MixtureOfExperts
 from weightctl.nn.indexer import IndexerSizes
 from weightctl.nn.layer_sharding import replicate_weights
@@ -19,7 +19,7 @@ from weightctl.nn.models.decoder import Decoder
 from weightctl.nn.models.hyper_connections import Float32Tensor, HyperConnection, StreamOutput
 from weightctl.nn.module import Divisible, Module
 from weightctl.nn.norm import RMSNorm
-from weightctl.nn.positions import list_positions, with_past
+from weightctl.nn.positions import list_positions, mask_positions, with_past
 from weightctl.nn.precision import weight_as
 from weightctl.nn.rope import RotaryEmbedding
 from weightctl.nn.weight_names import all_weights

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.families.modules import at_layer
 from weightctl.nn.attention import Attention
-from weightctl.nn.indexer import IndexerSizes
+from weightctl.nn.indexer import BlockIndexer, BlockIndexerSizes, IndexerSizes
 from weightctl.nn.latent_attention import LatentAttention
 from weightctl.nn.positions import Temperature
 from weightctl.nn.recurrent.convolution import ShortConvolution
@@ -87,7 +87,23 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
         fused=config.fused_qkv,
         transposed=config.transposed,
         interleaved=config.rope_interleaved,
+        indexer=_make_block_indexer(config, layer, dtype),
         dtype=dtype,
+    )
+
+
+def _make_block_indexer(config: DecoderConfig, layer: int, dtype: DType) -> BlockIndexer | None:
+    if not config.indexer_block or not at_layer(config, "indexer_layers", layer):
+        return None
+    sizes = BlockIndexerSizes(
+        config.indexer_heads,
+        config.indexer_size,
+        config.indexer_block,
+        config.indexer_used,
+        config.indexer_local,
+    )
+    return BlockIndexer(
+        config.hidden, sizes, config.norm_epsilon, offset=config.norm_offset, dtype=dtype
     )
 
 
