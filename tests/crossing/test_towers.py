@@ -20,7 +20,7 @@ from multimodal import (
     make_speech,
 )
 from once import once, shared
-from tower_converter import as_intern, convert_towers, find_differing
+from tower_converter import as_intern, convert_towers, find_differing, state_encoder
 from weightctl import convert
 
 if TYPE_CHECKING:
@@ -152,6 +152,8 @@ def test_the_files_are_those_of_llama_cpps_converter(towers: Path, tmp_path: Pat
         (tmp_path / name / "preprocessor_config.json").write_text(settings)
         if CASES[name].projector == "internvl":
             as_intern(tmp_path / name)
+        if CASES[name].projector == "paddleocr":
+            state_encoder(tmp_path / name, "PaddleOCRVisionModel")
         pairs.append((tmp_path / name, tmp_path / f"{name}-converter.gguf"))
     convert_towers(pairs)
     for name in CASES:

@@ -51,8 +51,13 @@ def as_intern(directory: Path) -> None:
     path = directory / "model.safetensors"
     renamed = {f"model.{name}": tensor for name, tensor in load_file(path).items()}
     save_file(renamed, path, {"format": "pt"})
+    state_encoder(directory, "InternVisionModel")
+
+
+def state_encoder(directory: Path, name: str) -> None:
+    """State the class of an image encoder, as the published checkpoints do."""
     document = json.loads((directory / "config.json").read_text())
-    document["vision_config"]["architectures"] = ["InternVisionModel"]
+    document["vision_config"]["architectures"] = [name]
     (directory / "config.json").write_text(json.dumps(document))
 
 

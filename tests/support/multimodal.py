@@ -258,6 +258,20 @@ CASES = {
         outer={"image_seq_length": 16, "downsample_ratio": 1.0, "tie_word_embeddings": False},
         family="qwen3",
     ),
+    "paddleocr_vl": Multimodal(
+        "paddleocr_vl",
+        {"rope_parameters": _SECTIONS, "tie_word_embeddings": False},
+        {},
+        {"tie_word_embeddings": False},
+        {
+            "image_token_id": "<|IMAGE_PLACEHOLDER|>",
+            "vision_start_token_id": "<|IMAGE_START|>",
+            "vision_end_token_id": "<|IMAGE_END|>",
+        },
+        {**_HALF, "size": {"longest_edge": SIDE}, "min_pixels": SIDE**2, "max_pixels": 4 * SIDE**2},
+        "paddleocr",
+        "paddleocr",
+    ),
     "qwen2_vl": _qwen("qwen2_vl", "qwen2vl", {}, {"embed_dim": 32, "hidden_size": 32}),
     "qwen2_5_vl": _qwen(
         "qwen2_5_vl",
@@ -356,6 +370,12 @@ def encode_in_transformers(path: Path, pixels: np.ndarray[Any, Any]) -> np.ndarr
         return _encode_frames(model, torch.from_numpy(pixels))
     if kind == "gemma4":
         return _encode_patches(model, torch.from_numpy(pixels))
+    if kind == "paddleocr_vl":
+        patches = _cut(torch.from_numpy(pixels), PATCH).permute(0, 1, 4, 2, 3)
+        given = {
+            "pixel_values": patches.flatten(0, 1),
+            "image_grid_thw": torch.tensor([[1, *patches.shape[:2]]]),
+        }
     if kind == "lfm2_vl":
         side = model.config.vision_config.patch_size
         patches = _cut(torch.from_numpy(pixels), side)

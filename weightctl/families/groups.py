@@ -394,6 +394,7 @@ TOWER_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "llama4": "towers.rules:check_llama4",
         "merged": "towers.rules:find_merged",
         "output": "towers.rules:check_output",
+        "paddleocr": "towers.rules:check_paddleocr",
         "patches": "towers.rules:check_patches",
         "qwen2_5vl": "towers.rules:check_qwen2_5vl",
         "qwen3vl": "towers.rules:check_qwen3vl",
@@ -408,6 +409,7 @@ TOWER_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "gemma3 tokens": "towers.rules:count_gemma3_tokens",
         "internvl norm": "towers.rules:find_internvl_norm",
         "internvl tokens": "towers.rules:count_internvl_tokens",
+        "root of pixels": "towers.rules:find_root_of_pixels",
         "side of positions": "towers.rules:find_image_size",
     }),
     "differs": _refer({

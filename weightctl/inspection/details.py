@@ -94,7 +94,8 @@ def _find_context_length(header: Header, config: Mapping[str, Any]) -> int | Non
     if architecture is not None:
         length = header.metadata.get(f"{architecture.content}.context_length")
         found.append(None if length is None else length.content)
-    configs = [config, config.get("text_config")]
+    thinker = config.get("thinker_config")
+    configs = [config, (thinker if is_object(thinker) else config).get("text_config")]
     found += [each.get(key) for each in configs if is_object(each) for key in _CONTEXT_KEYS]
     return next((each for each in found if type(each) is int and each > 0), None)
 

@@ -285,6 +285,19 @@ def check_gemma4(fields: Fields) -> Fields:
     return fields
 
 
+# PaddleOCR-VL
+
+
+def check_paddleocr(fields: Fields) -> Fields:
+    """Return the fields with a position for each patch, if the size of images is known."""
+    return check_patches(fields) if fields["image_size"] else fields
+
+
+def find_root_of_pixels(fields: Fields) -> int:
+    """Return the side of the largest image."""
+    return isqrt(fields["max_pixels"])
+
+
 # GLM-4V
 
 
