@@ -599,6 +599,14 @@ def test_the_text_model_of_minimax_m3_is_run_and_converted(tmp_path: Path) -> No
         from_hugging_face(family, other, "here")
 
 
+def test_the_rope_of_paddleocr_is_read_where_its_releases_state_it() -> None:
+    family = FAMILIES["paddleocr"].load()
+    document = {"model_type": "paddleocr_vl", "rope_theta": 1000000,
+                "rope_scaling": {"type": "default", "mrope_section": [8, 12, 12]}}  # fmt: skip
+    fields = from_hugging_face(family, document, "here").fields
+    assert (fields["rope_base"], [*fields["rope_sections"]]) == (1000000.0, [8, 12, 12])
+
+
 def test_what_a_multimodal_checkpoint_sees_with_is_left_out(tmp_path: Path) -> None:
     save_multimodal("ministral3", tmp_path / "hf")
     convert(tmp_path / "hf", tmp_path / "text.gguf")

@@ -31,10 +31,9 @@ NESTED = {
     "audioflamingo3", "deepseek_ocr2", "exaone4_5", "gemma3", "gemma3n", "gemma4", "gemma4_unified",
     "glm4v", "glm4v_moe", "glm_ocr", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "llama4",
     "llava", "minimax_m3_vl", "mistral3", "paddleocr_vl", "paligemma", "qwen2_5_omni",
-    "qwen2_5_omni_thinker",
-    "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_asr",
-    "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7",
-    "voxtral",
+    "qwen2_5_omni_thinker", "qwen2_5_vl", "qwen2_audio", "qwen2_vl", "qwen3_5", "qwen3_5_moe",
+    "qwen3_asr", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "step3p7", "voxtral",
 }  # fmt: skip
 
 
