@@ -383,8 +383,8 @@ def test_tokens_that_are_not_text_are_not_written() -> None:
 
 
 def test_a_rule_that_is_not_known_by_its_name_is_named() -> None:
-    tokenizer = Tokenizer(model="gpt2", pre="superbpe", tokens=("a",), types=(1,), merges=())
-    with pytest.raises(TokenizerError, match="`superbpe`"):
+    tokenizer = Tokenizer(model="gpt2", pre="chameleon", tokens=("a",), types=(1,), merges=())
+    with pytest.raises(TokenizerError, match="`chameleon`"):
         to_documents(tokenizer, "llama", {})
 
 

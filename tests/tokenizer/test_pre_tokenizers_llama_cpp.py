@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import family_tokenizers as families
 from each import each
+from sentencepiece_files import TEXTS as HARD
 from vocabulary_files import ids_of
 from weightctl.errors import TokenizerError
 from weightctl.translate.tokenizer import from_directory
@@ -98,6 +99,21 @@ def test_a_pre_tokenizer_splits_text_as_llama_cpp_does(name: str, tmp_path: Path
     texts = [text.lower() if pre.joins_case else text for text in texts]
     expected = [reference.encode(text, add_special_tokens=False).ids for text in texts]
     assert ids_of(replace(found, pre=name), texts, tmp_path / "v.gguf", name="x") == expected
+
+
+def test_superbpe_merges_over_spaces_but_not_into_thousands(tmp_path: Path) -> None:
+    made: dict[str, Any] = json.loads(document())
+    made["pre_tokenizer"] = to_pre_tokenizer(PRES["superbpe"].rule)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    found = from_directory(str(tmp_path), 0, "olmo2")
+    assert found is not None
+    assert found.pre == "superbpe"
+    reference = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = [*HARD, *TEXTS, "1 12 123 1234 12345678 3.14159 1,234,567 x1234y"]
+    expected = [reference.encode(text, add_special_tokens=False).ids for text in texts]
+    assert ids_of(found, texts, tmp_path / "v.gguf") == expected
+    words = [reference.id_to_token(token) for ids in expected for token in ids]
+    assert any("\u0120" in word[1:] for word in words)
 
 
 def test_a_rule_without_a_name_is_refused_with_its_hash_and_the_nearest_name(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any
-from unicodedata import category
+from unicodedata import category, normalize
 
 import pytest
 import tiktoken
@@ -60,15 +60,25 @@ def read(directory: Path, model_type: str = "llama") -> Tokenizer:
 
 
 def assert_encodes(
-    tokenizer: Tokenizer, judge: tiktoken.Encoding, path: Path, first: int = 0
+    tokenizer: Tokenizer,
+    judge: tiktoken.Encoding,
+    path: Path,
+    first: int = 0,
+    *,
+    is_composed: bool = False,
 ) -> None:
-    """Compare ids with tiktoken's, in llama.cpp and in the tokenizer.json that is written."""
+    """Compare ids with tiktoken's, in llama.cpp and in the tokenizer.json that is written.
+
+    llama.cpp does not compose texts, where the model's own tokenizer does.
+    """
     parts_marks = any("combining marks" in note for note in tokenizer.notes)
     texts = [*TEXTS, *MORE]
-    expected = [[first + token for token in judge.encode_ordinary(text)] for text in texts]
+    given = [normalize("NFC", text) if is_composed else text for text in texts]
+    expected = [[first + token for token in judge.encode_ordinary(text)] for text in given]
+    in_llama_cpp = ids_of(tokenizer, given, path)
     document = to_documents(tokenizer, "llama", {})["tokenizer.json"]
     reference = Reference.from_str(document.decode())
-    for text, ids, theirs in zip(texts, expected, ids_of(tokenizer, texts, path), strict=True):
+    for text, ids, theirs in zip(texts, expected, in_llama_cpp, strict=True):
         assert reference.encode(text, add_special_tokens=False).ids == ids, text
         if not (parts_marks and any(category(char).startswith("M") for char in text)):
             assert theirs == ids, text
@@ -78,6 +88,10 @@ def assert_encodes(
     ("name", "model_type", "pre", "special"),
     [
         ("qwen.tiktoken", "qwen", "qwen2", {"eos": "<|endoftext|>"}),
+        (
+            "hy.tiktoken", "hunyuan_v1_moe", "qwen2",
+            {"bos": "<|bos|>", "eos": "<|eos|>"},
+        ),
         ("tokenizer.model", "chatglm", "chatglm-bpe", {}),
         (
             "tokenizer.model", "llama", "llama-bpe",
@@ -103,6 +117,17 @@ def test_texts_are_split_as_tiktoken_does(tmp_path: Path) -> None:
         "llama", pat_str=regexes.LLAMA_3, mergeable_ranks=RANKS, special_tokens={}
     )
     assert_encodes(read(tmp_path), judge, tmp_path / "v.gguf")
+
+
+def test_texts_are_split_as_hunyuans_tokenizer_does(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "hy.tiktoken", RANKS)
+    judge = tiktoken.Encoding(
+        "HunYuan", pat_str=regexes.QWEN_2, mergeable_ranks=RANKS, special_tokens={}
+    )
+    tokenizer = read(tmp_path, "hunyuan_v1_moe")
+    assert_encodes(tokenizer, judge, tmp_path / "v.gguf", is_composed=True)
+    assert tokenizer.tokens[len(RANKS) + 4 : len(RANKS) + 6] == ("<|pad|>", "<|extra_0|>")
+    assert tokenizer.tokens[-1] == "<|extra_204|>"
 
 
 def test_tokens_without_ranks_have_the_names_of_the_config(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ _OTHER_FILES = (
     ("WordPiece", ("vocab.txt",)),
     ("RWKV", (RWKV_VOCABULARY,)),
 )
+# The second one is read if it has ranks of tokens.
 _UNSUPPORTED = ("tokenizer.tiktoken", "hy.tiktoken")
 # The class that loads tokenizer.json unchanged, in transformers 4 and (as TokenizersBackend) 5.
 _CLASS = "PreTrainedTokenizerFast"

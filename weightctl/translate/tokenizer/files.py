@@ -25,7 +25,7 @@ RWKV, RWKV_VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
 # Files with the ranks of tokens: Mistral's, and those of tiktoken, whose lines have a token in
 # base64 and its rank. A tokenizer.model is usually a file of SentencePiece.
 TEKKEN = "tekken.json"
-TIKTOKEN = ("qwen.tiktoken", "tiktoken.model", "tokenizer.model")
+TIKTOKEN = ("qwen.tiktoken", "hy.tiktoken", "tiktoken.model", "tokenizer.model")
 _RANK = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 # The classes of transformers that load tokenizer.json unchanged. Others replace some of its
 # settings by those of tokenizer_config.json, and by their own defaults.

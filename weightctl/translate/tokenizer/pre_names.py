@@ -91,6 +91,7 @@ PRES: dict[str, Pre] = {
     "viking": Pre(_bytes(r.BLOOM, r.DIGIT)),
     "tiny_aya": _COHERE_2,
     "bailingmoe": _BAILING,
+    "superbpe": Pre(_bytes(r.ANY_DIGITS, r.BEFORE_THOUSANDS)),
     "seed-coder": Pre(_bytes(r.SEED_CODER)),
     "exaone-moe": Pre(_bytes(r.EXAONE)),
     "minicpm5": Pre(_bytes(r.UP_TO_THREE_DIGITS, r.MINICPM_5), ignores_merges=True),

@@ -18,6 +18,8 @@ UP_TO_THREE_DIGITS = r"\p{N}{1,3}"
 THREE_DIGITS = "[0-9][0-9][0-9]"
 THOUSANDS = r"\d{1,3}(?=(?:\d{3})*\b)"
 # Groups of three from the right, for the digits of all scripts.
+# The places before the last 3, 6, 9 ... digits of a number.
+BEFORE_THOUSANDS = r"(?=(\d{3})+(?!\d))"
 ALL_THOUSANDS = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 NEWLINE = r"[\r\n]"
 PARAGRAPHS = r"[^\n]+|[\n]+"

@@ -52,6 +52,12 @@ RANKS_FILES = (
         "qwen.tiktoken", "qwen2", special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         least=208, filler="<|extra_{}|>", ends=("", "<|endoftext|>"),
     ),
+    # Hunyuan's `tokenization_hy.py`, which splits text as Qwen's, and composes it, too
+    RanksFile(
+        "hy.tiktoken", "qwen2",
+        special=("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>"), least=210,
+        filler="<|extra_{}|>", ends=("<|bos|>", "<|eos|>"),
+    ),
     # Kimi's `tokenization_kimi.py`
     RanksFile(
         "tiktoken.model", "kimi-k2", least=256, filler="<|reserved_token_{}|>", filler_is_id=True,
