@@ -86,9 +86,9 @@ def test_values_that_contradict_each_other_name_the_file(key: str, value: Metada
 
 
 def test_a_model_that_tokenizer_json_has_no_form_for_is_named() -> None:
-    tokenizer = Tokenizer(model="plamo2", tokens=("a",), types=(1,))
-    with pytest.raises(TokenizerError, match="`plamo2`"):
-        to_documents(tokenizer, "plamo2", {})
+    tokenizer = Tokenizer(model="plamo3", tokens=("a",), types=(1,))
+    with pytest.raises(TokenizerError, match="`plamo3`"):
+        to_documents(tokenizer, "plamo3", {})
 
 
 ANY = st.recursive(

@@ -183,8 +183,9 @@ def _check(fields: Fields) -> Fields:
 
 _NOTES = """
 transformers does not have `plamo2`. weightctl reads the names that llama.cpp's converter reads. The
-tests compare it with llama.cpp, and with a definition of the model in torch. Its tokenizer is not
-converted. weightctl writes the number of query heads to GGUF as one number. llama.cpp's converter
+tests compare it with llama.cpp, and with a definition of the model in torch. Its tokenizer,
+`tokenizer.jsonl`, is converted in both directions; llama.cpp leaves out a U+FEFF at the beginning
+of a text. weightctl writes the number of query heads to GGUF as one number. llama.cpp's converter
 writes a number for each layer, 0 in layers without attention; weightctl reads both.
 """
 

@@ -93,7 +93,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
     "rwkv_vocab_v20230424.txt", "vocab.bpe", "tokenizer.model.v3", "tekken.json",
-    "chat_template.json",
+    "chat_template.json", "tokenizer.jsonl", "hy.tiktoken",
 )  # fmt: skip
 
 

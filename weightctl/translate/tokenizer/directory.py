@@ -23,6 +23,8 @@ from weightctl.translate.tokenizer.differences import differences, list_added_en
 from weightctl.translate.tokenizer.files import (
     GENERIC_CLASSES,
     KEEP_HINT,
+    PLAMO,
+    PLAMO_VOCABULARY,
     RWKV,
     RWKV_VOCABULARY,
     TENSORS_HINT,
@@ -54,6 +56,7 @@ READERS: dict[str, str] = {
     "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
     "ranks of tokens": "weightctl.translate.tokenizer.tiktoken:from_files",
     "RWKV": "weightctl.translate.tokenizer.rwkv:from_files",
+    "PLaMo": "weightctl.translate.tokenizer.plamo:from_files",
 }
 # The writers for each `tokenizer.ggml.model`: `(tokenizer: Tokenizer, model_type: str) -> the
 # document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.
@@ -63,6 +66,11 @@ WRITERS: dict[str, str] = {
     "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
     "gemma4": "weightctl.translate.tokenizer.sentencepiece.documents:to_merged_json",
     "t5": "weightctl.translate.tokenizer.sentencepiece.documents:to_unigram_json",
+}
+# The modules of those with a file of their own in place of tokenizer.json.
+_OF_OWN_FILES = {
+    RWKV: "weightctl.translate.tokenizer.rwkv",
+    PLAMO: "weightctl.translate.tokenizer.plamo",
 }
 
 _PARTS = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -88,6 +96,7 @@ _OTHER_FILES = (
     ("byte-level BPE", ("vocab.json", "merges.txt")),
     ("WordPiece", ("vocab.txt",)),
     ("RWKV", (RWKV_VOCABULARY,)),
+    ("PLaMo", (PLAMO_VOCABULARY,)),
 )
 # The second one is read if it has ranks of tokens.
 _UNSUPPORTED = ("tokenizer.tiktoken", "hy.tiktoken")
@@ -251,7 +260,8 @@ def _complete_tokenizer(
     )
     _check_text(complete, files.directory)
     notes = (*complete.notes, *differences(complete, files, name))
-    return replace(remember_document(complete, files), notes=notes)
+    remember = remember_config if complete.model in _OF_OWN_FILES else remember_document
+    return replace(remember(complete, files), notes=notes)
 
 
 def _types_of(
@@ -284,24 +294,24 @@ def to_documents(
 ) -> dict[str, bytes]:
     """Return the files of a tokenizer by name: tokenizer.json, tokenizer_config.json ...
 
-    RWKV's has its vocabulary file in place of tokenizer.json. `config` is the content of
-    config.json. Raises `TokenizerError` if these files cannot express the tokenizer, or if its
-    parts contradict each other.
+    Those of RWKV and PLaMo have their vocabulary file in place of tokenizer.json. `config` is the
+    content of config.json. Raises `TokenizerError` if these files cannot express the tokenizer, or
+    if its parts contradict each other.
     """
-    if tokenizer.model not in WRITERS and tokenizer.model != RWKV:
+    if tokenizer.model not in {*WRITERS, *_OF_OWN_FILES}:
         raise TokenizerError(
             f"`tokenizer.ggml.model` is `{tokenizer.model}`, which cannot be converted to "
             "tokenizer.json",
-            hint=f"supported tokenizer types: {', '.join((*WRITERS, RWKV))}; {TENSORS_HINT}",
+            hint=f"supported tokenizer types: {', '.join([*WRITERS, *_OF_OWN_FILES])}; "
+            f"{TENSORS_HINT}",
         )
     trimmed = _drop_padding(tokenizer)
     _check_unique(trimmed)
-    if tokenizer.model == RWKV:
-        from weightctl.translate.tokenizer import rwkv  # few models have this tokenizer
-
-        stated = {**(config_of(trimmed) or rwkv.default_config()), **_templates(trimmed)}
+    if (module := _OF_OWN_FILES.get(tokenizer.model)) is not None:
+        usual = load(f"{module}:default_config")(trimmed)
+        stated = {**(config_of(trimmed) or usual), **_templates(trimmed)}
         return {
-            **rwkv.to_files(trimmed),
+            **load(f"{module}:to_files")(trimmed),
             _CONFIG: _format_json(stated, indent=2),
             **template_documents(tokenizer.chat_templates),
         }

@@ -10,8 +10,9 @@ from weightctl.errors import TokenizerError
 from weightctl.system.registry import name_install
 from weightctl.text.untyped import is_object
 from weightctl.translate.tokenizer.directory import from_directory, to_documents
-from weightctl.translate.tokenizer.files import RWKV, open_files
+from weightctl.translate.tokenizer.files import PLAMO, RWKV, open_files
 from weightctl.translate.tokenizer.library_process import TokenizerProcess
+from weightctl.translate.tokenizer.plamo import BestEncoder
 from weightctl.translate.tokenizer.record import from_metadata
 from weightctl.translate.tokenizer.rwkv import GreedyEncoder
 
@@ -118,5 +119,7 @@ def encoder_of(
         return None
     if made.model == RWKV:
         return GreedyEncoder(made)
+    if made.model == PLAMO:
+        return BestEncoder(made)
     documents = to_documents(made, model_type, {})
     return Encoder(documents[_TOKENIZER], json.loads(documents[_CONFIG]), where)

@@ -22,6 +22,8 @@ KEEP_HINT = (
 )
 # The name of RWKV's kind of tokenizer in GGUF, and of its only file.
 RWKV, RWKV_VOCABULARY = "rwkv", "rwkv_vocab_v20230424.txt"
+# The same for PLaMo 2.
+PLAMO, PLAMO_VOCABULARY = "plamo2", "tokenizer.jsonl"
 # Files with the ranks of tokens: Mistral's, and those of tiktoken, whose lines have a token in
 # base64 and its rank. A tokenizer.model is usually a file of SentencePiece.
 TEKKEN = "tekken.json"

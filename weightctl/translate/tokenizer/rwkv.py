@@ -71,8 +71,9 @@ def to_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     return {RWKV_VOCABULARY: "".join(lines).encode()}
 
 
-def default_config() -> dict[str, object]:
+def default_config(tokenizer: Tokenizer) -> dict[str, object]:
     """Return the content of tokenizer_config.json for a tokenizer that has no settings."""
+    del tokenizer
     return {"add_prefix_space": False, "tokenizer_class": _CLASS}
 
 

@@ -226,6 +226,7 @@ _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "bert": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
     "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
     "rwkv": {"add_bos_token": False, "add_eos_token": False, "add_space_prefix": False},
+    "plamo2": {"add_bos_token": False, "add_eos_token": False, "add_space_prefix": False},
 }
 _END_WORDS = ("eos", "eot", "eom")
 # Special tokens that config.json states in addition to the tokenizer files. Generation uses them.
