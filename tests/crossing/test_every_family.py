@@ -12,20 +12,17 @@ import pytest
 
 from each import each, usual
 from family_cases import CASES, for_transformers, make_checkpoint, model_class, run_transformers
+from family_runs import NO_POOLING, can_run, run_ours
 from family_variants import FLAGS, Variant, VariantCheckpoint, draw_variant, make_variant
 from lazy import torch, transformers
 from llama_cpp import ask, cosines, log_softmax, mean_divergence
 from once import once
-from runs import executed
 from verdicts import assert_healthy, explain, report_on
 from weightctl import convert, open_weights, shard
-from weightctl.device import CPU
 from weightctl.engine import Generation
 from weightctl.errors import ArchitectureError, WeightctlError
 from weightctl.families import FAMILIES, recognize
 from weightctl.families.rope_factors import rope_factors
-from weightctl.nn.across_ranks import parallel
-from weightctl.nn.models import build_network
 from weightctl.split import Grid
 from weightctl.weights.tree import header_of
 
@@ -38,7 +35,6 @@ if TYPE_CHECKING:
     from family_cases import FamilyCheckpoint
 
 
-NO_POOLING = 0
 MOST_DIVERGENCE, MOST_DIFFERENCE, LEAST_ENTROPY = 2e-5, 2e-3, 0.5
 # Keys of configs that no checkpoint in GGUF has, since nothing that runs a model reads them.
 UNREAD = {
@@ -101,23 +97,6 @@ def came_back(as_gguf: Callable[[str], Path]) -> Callable[[str], Path]:
         return once(source.with_name("back"), lambda half: convert(source, half, dtype="f32"))
 
     return make
-
-
-def run_ours(path: Path, tokens: list[int], grid: Grid | None = None) -> NDArray[np.float32]:
-    """Return what the Module of a checkpoint's family computes, on a grid of ranks if given."""
-    found = recognize(open_weights(path))
-    found.check()
-    network = build_network(found)
-    if grid is not None:
-        network = parallel(network, [CPU] * grid.ranks, grid=grid)
-    given = [np.array([tokens])] + [np.ones((1, len(tokens)), np.int64)] * (len(network.INPUTS) - 1)
-    (output,) = executed(network.graph(), *given, weights=found.weights)
-    return output[0]
-
-
-def can_run(path: Path) -> bool:
-    found = recognize(open_weights(path))
-    return found.family.find_obstacle(found.config) is None
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -146,11 +146,15 @@ def mark_indices(fields: Fields) -> tuple[bool, ...]:
 
 
 def standard_bamba(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return config.json in transformers' current form, which rotates half of each head."""
+    """Return config.json in transformers' current form.
+
+    Half of each head is rotated, whatever the key `partial_rotary_factor` of older configs is.
+    """
     found = dict(without_auto(standard(document)))
-    rope = found.get("rope_parameters", {})
+    rope, stated = (each.get("rope_parameters", {}) for each in (found, document))
     if is_object(rope):
-        found["rope_parameters"] = {**rope, "partial_rotary_factor": 0.5}
+        share = stated.get("partial_rotary_factor", 0.5) if is_object(stated) else 0.5
+        found["rope_parameters"] = {**rope, "partial_rotary_factor": share}
     return found
 
 
