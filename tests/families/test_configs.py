@@ -737,15 +737,15 @@ def test_every_key_is_one_that_ggufs_own_constants_have() -> None:
             continue  # its keys are weightctl's own
         keys = {key.gguf.format(arch="ARCH") for key in family.keys if key.written is not False}
         # llama.cpp reads these of ModernBERT, MiMo, Qwen3.5, GLM-5, DeepSeek-V4, Granite with
-        # windows, Nanbeige, Ling 3.0 and MiniMax-M3; the constants of older releases of gguf lack
-        # them.
+        # windows, Nanbeige, Ling 3.0, Hunyuan 4 and MiniMax-M3; the constants of older releases of
+        # gguf lack them.
         newer = {
             "ARCH.hidden_activation", "ARCH.num_loops", "ARCH.skip_loop_final_norm",
             "ARCH.kda.gate_lower_bound",
             "ARCH.attention.rope_pattern", "ARCH.attention.value_scale",
             "ARCH.attention.recurrent_layers", "ARCH.hash_layer_count",
             *(f"ARCH.hyper_connection.{key}"
-              for key in ("count", "epsilon", "sinkhorn_iterations")),
+              for key in ("count", "epsilon", "magnitude", "sinkhorn_iterations")),
             *(f"ARCH.attention.{key}"
               for key in ("compress_ratios", "compress_rope_freq_base", "output_group_count",
                           "output_lora_rank")),

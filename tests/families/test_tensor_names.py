@@ -101,6 +101,7 @@ OWN = {
     "granitemoe_swa",
     "helium",
     "hy_v3",
+    "hy_v4",
     "hyperclovax",
     "laguna",
     "mellum",

@@ -239,7 +239,45 @@ def _from_step(tensors: Tensors, _: Document) -> Tensors:
     return made
 
 
+# transformers rotates halves in Hunyuan 4, where the releases have pairs of neighbors, and saves
+# other names than it reads.
+_HY4 = (
+    (".hc_pre.hc_attn_layer.hc_", ".hc_attn_layer.hc_pre.hc_"),
+    (".hc_pre.hc_mlp_layer.hc_", ".hc_mlp_layer.hc_pre.hc_"),
+    ("model.hc_pre.hc_head.", "model.hc_head."),
+    (".mlp.linear_gate.", ".mlp.gate_proj."),
+    (".shared_experts.linear_gate.", ".shared_experts.gate_proj."),
+)
+
+
+def _list_hy4_heads(name: str, document: Document) -> int:
+    """Return the number of heads in a tensor whose last rows of each are rotated, 0 for others."""
+    if re.search(r"kv_a_proj_with_mqa|indexer\.(wk|k_norm)\.", name):
+        return 1
+    if "indexer.wq_b." in name:
+        return int(document["index_n_heads"])
+    return int(document["num_attention_heads"]) if ".q_b_proj." in name else 0
+
+
+def _turn_hy4(tensors: Tensors, document: Document, *, back: bool) -> Tensors:
+    made: dict[str, NDArray[Any]] = {}
+    rotated = document["qk_rope_head_dim"]
+    order = np.arange(rotated).reshape(2, -1).T.ravel()
+    order = np.argsort(order) if back else order
+    for name, array in tensors.items():
+        if heads := _list_hy4_heads(name, document):
+            parts = array.reshape(heads, -1, *array.shape[1:]).copy()
+            parts[:, -rotated:] = parts[:, -rotated:][:, order]
+            array = parts.reshape(array.shape)  # noqa: PLW2901  # the same tensor, turned
+        for theirs, own in () if back else _HY4:
+            name = name.replace(theirs, own)  # noqa: PLW2901  # the next name of one tensor
+        made[name] = array
+    return made
+
+
 STAND_INS: Mapping[str, StandIn] = {
+    "hy_v4": StandIn("hy_v4", "HYV4ForCausalLM", dict, partial(_turn_hy4, back=False),
+                     partial(_turn_hy4, back=True)),
     "step3p5": StandIn("step3p5", "Step3p5ForCausalLM", dict, _to_step, _from_step),
     "bailing_moe": StandIn("qwen2_moe", "BailingMoeForCausalLM", _bailing, _to_bailing,
                            _from_bailing),

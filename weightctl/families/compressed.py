@@ -116,6 +116,35 @@ class CompressedConfig(DecoderConfig):
         return 2 if self.compress_ratios[layer] == OVERLAPPING else 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentStreamsConfig(DecoderConfig):
+    """The sizes of a decoder whose layers add to several streams of vectors.
+
+    - `streams`: the number of streams of vectors that the layers pass on.
+    - `stream_epsilon`, `stream_magnitude`: what is added to the weights of streams, and the factor
+      of those by which the outputs of a layer are added.
+    """
+
+    streams: int = 4
+    stream_epsilon: float = 1e-6
+    stream_magnitude: float = 2.0
+
+    @property
+    def all_streams(self) -> int:
+        """The size of all streams together."""
+        return self.streams * self.hidden
+
+    @property
+    def stream_weights(self) -> int:
+        """The number of weights before and after a part of a layer."""
+        return 2 * self.streams
+
+    @property
+    def stream_scales(self) -> int:
+        """The number of factors of these: one for each of the two kinds."""
+        return 2
+
+
 _COMPRESSED, _SELECTING = ("compressed_layers",), ("selecting_layers",)
 
 

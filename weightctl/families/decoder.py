@@ -122,7 +122,9 @@ class DecoderConfig:
     - `indexer_heads`, `indexer_size`, `indexer_used`: with latent vectors, the sizes of the indexer
       that selects the keys which a query sees (DSA); 0 without one. `indexer_layers` are the layers
       that have an indexer; the others use the selection of the last layer before them that has one.
-      `indexer_interleaved` is `rope_interleaved` for the indexer. Without latent vectors, each head
+      `indexer_interleaved` is `rope_interleaved` for the indexer, `indexer_rotates_last` states
+      that the last elements of its heads are rotated instead of the first, and `indexer_epsilon` is
+      the epsilon of its norm. Without latent vectors, each head
       of the indexer selects `indexer_used` blocks of `indexer_block` keys for a group of heads;
       the last `indexer_local` blocks are among them.
     - `value_dimensions`: the number of elements of a value, `head_dim` if 0.
@@ -287,6 +289,8 @@ class DecoderConfig:
     indexer_size: int = 0
     indexer_used: int = 0
     indexer_interleaved: bool = False
+    indexer_rotates_last: bool = False
+    indexer_epsilon: float = 1e-6
     indexer_block: int = 0
     indexer_local: int = 0
     indexer_layers: LayerFlag = True

@@ -199,6 +199,10 @@ MODELS = MappingProxyType({
         "weightctl.families.decoder:DecoderConfig",
         "weightctl.nn.models.shared_selection:SharedSelectionDecoder",
     ),
+    "decoder_with_independent_streams": (
+        "weightctl.families.compressed:IndependentStreamsConfig",
+        "weightctl.nn.models.shared_selection:StreamingDecoder",
+    ),
     "decoder": ("weightctl.families.decoder:DecoderConfig", "weightctl.nn.models.decoder:Decoder"),
     "encoder": (
         "weightctl.families.encoder:EncoderConfig", "weightctl.nn.models.encoder:TextEncoder",
@@ -318,6 +322,7 @@ RULES: Mapping[str, Mapping[str, str]] = MappingProxyType({
         "granite sparse layers": "rules:mark_granite_layers",
         "first layer heads": "rules:find_first_heads",
         "gates by head": "rules:has_gates_by_head",
+        "hy4 indexers": "rules:mark_hy4_indexers",
         "head scale": "rules:find_head_scale",
         "heads by window": "rules:list_heads_by_window",
         "heads with window": "rules:find_windowed_heads",

@@ -620,6 +620,14 @@ def check_glm_moe_dsa(fields: Fields) -> Fields:
     return check_indexer(fields)
 
 
+# Hunyuan 4
+
+
+def mark_hy4_indexers(fields: Fields) -> tuple[bool, ...]:
+    """Return transformers' default: the first two layers with an indexer, then every fourth."""
+    return tuple(not layer or layer % 4 == 1 for layer in range(fields["layers"]))
+
+
 # gpt-oss
 
 # The defaults of `GptOssConfig` for RoPE.

@@ -58,6 +58,11 @@ def _of_layer(each: Name) -> Name:
     )
 
 
+# The numbers by which several streams of vectors are mixed, of layers and for the output.
+_STREAM_PARTS = (
+    ("projection", "fn", "stream_weights"), ("offsets", "base", "stream_weights"),
+    ("scales", "scale", "stream_scales"),
+)  # fmt: skip
 # The checkpoint has a tensor by which the frequencies of RoPE are divided.
 _IF_FACTORS = ("has_rope_factors",)
 # Queries are computed from a latent vector.
@@ -104,6 +109,12 @@ _OF_MODEL = (
     _vector("short_rope_factors", "rope_factors_short", None, "pairs", when=_IF_FACTORS,
             all_layers=True),
     _vector("norm", "output_norm", "model.norm"),
+    *(Name(module=f"stream_output.{number}", gguf=f"output_hc_{name}",
+           hugging_face=f"model.hc_head.hc_head_{name}", is_float32=True,
+           axes=WeightAxes((size,), ("all_streams",) if name == "fn" else ()),
+           ends={"hugging_face": ""})
+      for (number, name, _), size in zip(_STREAM_PARTS, ("streams", "streams", "single"),
+                                         strict=True)),
     _matrix("output", "output", "lm_head", ("vocabulary",), unless="tied"),
 )  # fmt: skip
 
@@ -269,6 +280,13 @@ _OF_LAYERS = (
     _vector("rwkv.norm", "time_mix_ln", "attn.g_norm", "queries", bias=True),
     _matrix("rwkv.outputs", "time_mix_output", "attn.o_proj", _HIDDEN, ("queries",)),
     _vector("mlp_mix", "channel_mix_lerp_k", "ffn.x_k", ends={"hugging_face": ""}),
+    # Connections of attention and the MLP to several streams of vectors.
+    *(Name(module=f"{part}_streams.{number}", gguf=f"hc_{short}_{name}",
+           hugging_face=f"hc_{theirs}_layer.hc_pre.hc_{name}",
+           axes=WeightAxes((size,), ("all_streams",) if name == "fn" else ()), is_float32=True,
+           ends={"hugging_face": ""})
+      for part, short, theirs in (("attention", "attn", "attn"), ("mlp", "ffn", "mlp"))
+      for number, name, size in _STREAM_PARTS),
     _vector("post_attention_norm", "post_attention_norm", "post_attention_layernorm"),
     _vector("mlp_norm", "ffn_norm", "post_attention_layernorm"),
     _matrix("mlp.gate", "ffn_gate", "mlp.gate_proj", ("inner",), bias="mlp_bias"),
@@ -299,7 +317,7 @@ _OF_LAYERS = (
 )  # fmt: skip
 
 # The parts that follow the layers.
-_BEHIND = ("norm", "output")
+_BEHIND = ("norm", "output", *(f"stream_output.{number}" for number, _, _ in _STREAM_PARTS))
 
 # Variants of roles, by `role.variant`: the axes of the part where they differ from the usual ones.
 # `whole`: queries and keys are normed over all heads together, so every rank computes all of them.
@@ -316,6 +334,7 @@ _VARIANTS = {
     "attention.k_norm.apart": WeightAxes(("kv_heads",), ("head",)),
     "attention.v.sized": WeightAxes(("key_values",), _HIDDEN),
     "attention.o.latent": WeightAxes(_HIDDEN, ("values",)),
+    "attention.gate.latent": WeightAxes(("values",), _HIDDEN),
     "ssm.inputs.channels": WeightAxes(("ssm_inner", "ssm_inner"), _HIDDEN),
     "ssm.kernel.channels": WeightAxes(("ssm_inner",), ("ssm_length",)),
     "ssm.rates.channels": WeightAxes(("ssm_inner",), ("ssm_state",)),

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from weightctl.dtype import DTypeLike
     from weightctl.graph.graph import Value, Weight
 
-_EPSILON = 1e-6
-
 
 class IndexerSizes(NamedTuple):
     """The sizes of an indexer.
 
     - `heads`, `size`: the number of heads, and the number of elements of a query or key.
-    - `rotated`: how many of these elements are rotated; they come first.
+    - `rotated`: how many of these elements are rotated; they come first, or with `rotates_last`
+      last.
     - `used`: how many keys a query sees.
     - `interleaved`: whether the elements of a rotated pair are neighbors.
+    - `eps`: the epsilon of the norm of keys.
     """
 
     heads: int
@@ -36,6 +36,8 @@ class IndexerSizes(NamedTuple):
     rotated: int
     used: int
     interleaved: bool
+    rotates_last: bool = False
+    eps: float = 1e-6
 
 
 class Indexer(Module):
@@ -62,7 +64,7 @@ class Indexer(Module):
         projection = partial(Linear, dtype=dtype, device=device)
         self.q_b = projection(query_rank, sizes.heads * sizes.size)
         self.k = projection(features, sizes.size)
-        self.k_norm = LayerNorm(sizes.size, _EPSILON, dtype=dtype, device=device)
+        self.k_norm = LayerNorm(sizes.size, sizes.eps, dtype=dtype, device=device)
         self.factors = projection(features, sizes.heads)
 
     def __call__(self, x: Value, latent: Value, cos: Value, sin: Value) -> Value:
@@ -70,10 +72,10 @@ class Indexer(Module):
 
         `x` is the input of the attention, and `latent` the latent vector of its queries.
         """
-        heads, size, rotated, used, interleaved = self.sizes
+        heads, size, _, used, *_ = self.sizes
         q = self.q_b(latent).reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
         k = ops.unsqueeze(self.k_norm(self.k(x)), 1)
-        q, k = (self._rotate(each, rotated, cos, sin, interleaved) for each in (q, k))
+        q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
         k = with_past(k)
         products = ops.relu((q @ k.transpose(2, 3)).cast(DType.float32))
         factors = ops.unsqueeze(self.factors(x).transpose(1, 2), 3).cast(DType.float32)
@@ -98,10 +100,15 @@ class Indexer(Module):
         norm = self.k_norm
         return (self.q_b.weight, self.k.weight, norm.weight, norm.bias, self.factors.weight)
 
-    def _rotate(self, x: Value, rotated: int, cos: Value, sin: Value, interleaved: bool) -> Value:
-        """Return queries or keys in which the first elements are rotated."""
-        first, rest = x[..., :rotated], x[..., rotated:]
-        return ops.concat([ops.rope(first, cos, sin, interleaved=interleaved), rest], -1)
+    def _rotate(self, x: Value, cos: Value, sin: Value) -> Value:
+        """Return queries or keys in which the first or the last elements are rotated."""
+        sizes = self.sizes
+        if sizes.rotates_last:
+            first = sizes.size - sizes.rotated
+            turned = ops.rope(x[..., first:], cos, sin, interleaved=sizes.interleaved)
+            return ops.concat([x[..., :first], turned], -1)
+        turned = ops.rope(x[..., : sizes.rotated], cos, sin, interleaved=sizes.interleaved)
+        return ops.concat([turned, x[..., sizes.rotated :]], -1)
 
 
 class BlockIndexerSizes(NamedTuple):

@@ -10,8 +10,9 @@ from weightctl.dtype import DType
 from weightctl.errors import GraphError
 from weightctl.graph import ops
 from weightctl.nn.activation_squares import collect_squares, collects_squares
+from weightctl.nn.attention import Sinks
 from weightctl.nn.indexer import Indexer
-from weightctl.nn.layer_sharding import cut_parts, replicate_weights
+from weightctl.nn.layer_sharding import cut_parts, own_range, replicate_weights
 from weightctl.nn.linear import Linear
 from weightctl.nn.module import Divisible
 from weightctl.nn.norm import RMSNorm
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from weightctl.graph.sharding import ShardingStrategy
     from weightctl.nn.indexer import IndexerSizes
     from weightctl.nn.positions import Temperature
+    from weightctl.split import Range
 
 # Of the norms of latent vectors, whatever the other norms of a model have.
 _EPSILON = 1e-6
@@ -38,8 +40,9 @@ class LatentAttention(Divisible):
     have `plain + rotated` numbers, made of a latent vector of their own if `query_rank` is not 0.
     `scale` multiplies the scores, the inverse root of a query's size where not given, and
     `temperature` the queries, by their positions. `interleaved` rotates neighboring numbers as
-    pairs. If `gates_heads`, the outputs of each head are multiplied by the sigmoid of a number that
-    another projection of the input makes. With an `indexer`, its sizes, queries see only the keys
+    pairs. If `gated`, the outputs are multiplied by the sigmoid of another projection of the input,
+    which has a number for each head if `gates_heads`. With `sinks`, each head has a score that
+    belongs to no key. With an `indexer`, its sizes, queries see only the keys
     that it selects; it needs a `query_rank`. With `shares_indexer`, the indexer is that of an
     earlier layer, whose weights `share_indexer` sets.
 
@@ -61,7 +64,9 @@ class LatentAttention(Divisible):
         causal: bool = True,
         interleaved: bool = False,
         temperature: Temperature | None = None,
+        gated: bool = False,
         gates_heads: bool = False,
+        sinks: bool = False,
         indexer: IndexerSizes | None = None,
         shares_indexer: bool = False,
         dtype: DTypeLike = DType.float32,
@@ -97,9 +102,14 @@ class LatentAttention(Divisible):
         self.kv_a_norm = norm(latent_rank)
         self.k_b = projection(latent_rank, heads * plain)
         self.v_b = projection(latent_rank, heads * value)
-        self.gates_heads = gates_heads
-        if gates_heads:
+        self.gated, self.gates_heads = gated, gated and gates_heads
+        if self.gates_heads:
             self.head_gate = projection(features, heads)
+        elif gated:
+            self.gate = projection(features, heads * value)
+        self.has_sinks = sinks
+        if sinks:
+            self.sinks = Sinks(heads, device=device)
         self.o = projection(heads * value, features)
 
     def __call__(
@@ -142,6 +152,7 @@ class LatentAttention(Divisible):
             q,
             with_past(ops.concat([plain_k, rotated_k], -1)),
             mask=mask,
+            sinks=self.sinks(self._own_heads()) if self.has_sinks else None,
             causal=self.causal,
             scale=self.scale,
         )
@@ -155,7 +166,10 @@ class LatentAttention(Divisible):
         if self.gates_heads:
             gates = ops.sigmoid(self.head_gate(x)).transpose(1, 2)
             y = y * ops.unsqueeze(gates, -1)
-        return self.o(y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value)))
+        y = y.transpose(1, 2).reshape((*x.shape[:-1], self.heads * self.value))
+        if self.gated and not self.gates_heads:
+            y = y * ops.sigmoid(self.gate(x))
+        return self.o(y)
 
     def share_indexer(self, other: LatentAttention) -> None:
         """Use the weights with which the attention of an earlier layer selects keys."""
@@ -189,9 +203,16 @@ class LatentAttention(Divisible):
             "attention.v_b": self.v_b,
             "attention.o.latent": self.o,
         }
-        parts |= {"attention.head_gate": self.head_gate} if self.gates_heads else {}
+        if self.gated:
+            by_head = self.gates_heads
+            parts |= (
+                {"attention.head_gate": self.head_gate}
+                if by_head
+                else {"attention.gate.latent": self.gate}
+            )
         cuts = cut_parts(parts, devices, heads)
         whole = [self.kv_a.weight, self.kv_a_norm.weight]
+        whole += [self.sinks.weight] if self.has_sinks else []
         if self.query_rank:
             whole += [self.q_a.weight, self.q_a_norm.weight]
         if self.shares_indexer:
@@ -203,6 +224,11 @@ class LatentAttention(Divisible):
     def take_shards(self) -> None:
         """Count the heads that a shard has."""
         self.heads = self.v_b.outputs.size // self.value
+
+    def _own_heads(self) -> Range | None:
+        """Return which of all heads a shard has, None for a whole layer."""
+        own = own_range(self.o.inputs)
+        return None if own is None else (own[0] // self.value, own[1] // self.value)
 
     def _heads(self, x: Value) -> Value:
         """(batch, positions, heads * size) as (batch, heads, positions, size)."""

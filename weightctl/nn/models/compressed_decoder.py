@@ -144,7 +144,7 @@ class CompressedIndexer(Module):
         `latent` is the latent vector of the queries of the attention, and `seen` is
         bool[positions, keys].
         """
-        heads, size, rotated, used, _ = self.sizes
+        heads, size, rotated, used, *_ = self.sizes
         q = self.q_b(latent).reshape((*x.shape[:-1], heads, size)).transpose(1, 2)
         q = _rotate_last(q, rotated, cos, sin)
         keys = self.compressor(x)

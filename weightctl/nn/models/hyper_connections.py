@@ -100,6 +100,33 @@ class HyperConnection(StreamProjections):
         return weights / (ops.sum(weights, axis=axis, keepdims=True) + self.small)
 
 
+class IndependentConnection(StreamProjections):
+    """The mixing of streams around attention or an MLP, which reads and returns one vector.
+
+    It reads a weighted sum of the streams. What was returned is added to each stream, times its
+    share. `magnitude` is the factor of shares, and `small` is added to weights and shares.
+
+    Source: transformers' `HYV4HyperConnection`.
+    """
+
+    def __init__(
+        self, streams: int, features: int, *, magnitude: float, small: float, eps: float
+    ) -> None:
+        super().__init__(streams, features, (streams, streams), eps)
+        self.magnitude, self.small = magnitude, small
+
+    def __call__(self, x: Value) -> tuple[Value, Value]:
+        """Return what is read, [..., features], and the share of each stream, [..., streams]."""
+        before, after = self.compute(x)
+        read = self.sum_streams(x, ops.sigmoid(before) + self.small)
+        return read, ops.sigmoid(after) * self.magnitude + self.small
+
+    def add(self, x: Value, returned: Value, shares: Value) -> Value:
+        """Return the streams after attention or an MLP, in the shape of `x`."""
+        added = ops.unsqueeze(shares, -1) * ops.unsqueeze(returned.cast(DType.float32), -2)
+        return (self.apart(x).cast(DType.float32) + added).cast(x.dtype).reshape(x.shape)
+
+
 class StreamOutput(StreamProjections):
     """The weighted sum of the streams that the last norm reads."""
 

@@ -48,7 +48,9 @@ def make_attention(config: DecoderConfig, layer: int, dtype: DType) -> Attention
             causal=config.causal,
             interleaved=config.rope_interleaved,
             temperature=temperature,
-            gates_heads=config.attention_gate and config.gate_by_head,
+            gated=config.attention_gate,
+            gates_heads=config.gate_by_head,
+            sinks=config.has_sinks(layer),
             indexer=_size_indexer(config),
             shares_indexer=not at_layer(config, "indexer_layers", layer),
             dtype=dtype,
@@ -116,6 +118,8 @@ def _size_indexer(config: DecoderConfig) -> IndexerSizes | None:
         config.rope_dimensions,
         config.indexer_used,
         config.indexer_interleaved,
+        config.indexer_rotates_last,
+        config.indexer_epsilon,
     )
 
 
