@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 from weightctl.errors import TokenizerError
 from weightctl.text.untyped import is_list, is_object
@@ -42,6 +44,14 @@ _CLASSES = {
     "Qwen2Tokenizer": PreTokenizerRule((regexes.QWEN_2, BYTES), is_composed=True),
 }
 _CLASS = "GPT2Tokenizer"
+# The name of tokenizers of words in GGUF, and its flag for small letters.
+_WORDS, _LOWERCASE = "whitespace", "normalizer.lowercase"
+_JOINERS = "\u200c\u200d"
+_NO_UNKNOWN = (
+    "llama.cpp leaves out characters that are not in the vocabulary; transformers has the unknown "
+    "token for them"
+)
+_JOINS = "llama.cpp can join letters and the punctuation beside them, which transformers does not"
 # What messages call the step that has no regular expression.
 _BYTES_TEXT = "bytes to characters"
 # The limit of digits of an id: Python refuses to convert thousands of digits.
@@ -171,6 +181,63 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
         types=tuple(types),
         merges=merges,
     )
+
+
+def from_words(files: TokenizerFiles, model_type: str) -> Tokenizer:
+    """Return a tokenizer of words without white space, whose tokens are characters, not bytes.
+
+    Raises `TokenizerError` for normalizers other than one to small letters.
+    """
+    del model_type
+    document, where = files.tokenizer or {}, files.path("tokenizer.json")
+    model = document.get("model")
+    vocabulary = model.get("vocab") if is_object(model) else None
+    if not is_object(model) or not is_object(vocabulary):
+        raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
+    _check_model(model, where)
+    normalizer = document.get("normalizer")
+    if normalizer is not None and normalizer != {"type": "Lowercase"}:
+        raise TokenizerError(
+            f"{where}: its normalizer {normalizer!r:.200} is not supported by llama.cpp for "
+            "this kind of tokenizer",
+            hint=KEEP_HINT,
+        )
+    tokens, types = order_tokens(vocabulary, read_added(document, where), where)
+    merges = _read_merges(model.get("merges"), where)
+    notes = [_NO_UNKNOWN] if model.get("unk_token") else []
+    notes += (
+        [_JOINS] if any(len({*map(_is_of_word, merge)} - {None}) > 1 for merge in merges) else []
+    )
+    return Tokenizer(
+        model=_WORDS,
+        pre=_WORDS,
+        tokens=tuple(tokens),
+        types=tuple(types),
+        merges=merges,
+        flags={_LOWERCASE: normalizer is not None},
+        notes=tuple(notes),
+    )
+
+
+def _is_of_word(char: str) -> bool | None:
+    """Whether the pre-tokenizer takes a character for one of a word; None for a space."""
+    kind = category(char)
+    is_word = kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or char in _JOINERS
+    return None if char == " " else is_word
+
+
+def to_words_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
+    """Return the document of tokenizer.json for a tokenizer of words."""
+    usual = to_tokenizer_json(replace(tokenizer, pre=DEFAULT), model_type)
+    unknown = tokenizer.special.get("unknown")
+    model = {**usual["model"], "unk_token": None if unknown is None else tokenizer.tokens[unknown]}
+    return {
+        **usual,
+        "normalizer": {"type": "Lowercase"} if tokenizer.flags.get(_LOWERCASE) else None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "decoder": None,
+        "model": {**model, "ignore_merges": False},
+    }
 
 
 def to_tokenizer_json(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 # Ids of special tokens, flags, templates and padding from the other files are added to the result.
 READERS: dict[str, str] = {
     "byte-level BPE": "weightctl.translate.tokenizer.bpe:from_files",
+    "BPE of words": "weightctl.translate.tokenizer.bpe:from_words",
     "WordPiece": "weightctl.translate.tokenizer.wordpiece:from_files",
     "SentencePiece": "weightctl.translate.tokenizer.sentencepiece.model:from_files",
     "ranks of tokens": "weightctl.translate.tokenizer.tiktoken:from_files",
@@ -62,6 +63,7 @@ READERS: dict[str, str] = {
 # document of tokenizer.json`. The tokenizer is given without the padding at the end of `tokens`.
 WRITERS: dict[str, str] = {
     "gpt2": "weightctl.translate.tokenizer.bpe:to_tokenizer_json",
+    "whitespace": "weightctl.translate.tokenizer.bpe:to_words_json",
     "bert": "weightctl.translate.tokenizer.wordpiece:to_tokenizer_json",
     "llama": "weightctl.translate.tokenizer.sentencepiece.documents:to_tokenizer_json",
     "gemma4": "weightctl.translate.tokenizer.sentencepiece.documents:to_merged_json",
@@ -164,6 +166,8 @@ def _kind_of(document: Mapping[str, Any], files: TokenizerFiles) -> str:
         kind = "BPE" if "merges" in model else "WordPiece"
     if kind == "BPE" and _is_byte_level(document):
         return "byte-level BPE"
+    if kind == "BPE" and document.get("pre_tokenizer") == {"type": "Whitespace"}:
+        return "BPE of words"
     if kind in ("BPE", "Unigram"):
         return "SentencePiece"
     if kind == "WordPiece":

@@ -62,10 +62,10 @@ class Tokenizer:
     """A tokenizer, in terms that both naming conventions can express.
 
     `model` is `tokenizer.ggml.model`: "gpt2" (byte-level BPE), "llama" (SentencePiece's BPE with
-    scores), "gemma4" (SentencePiece's BPE with merges), "bert" (WordPiece), "t5" (unigram), "rwkv"
-    (the longest token), "plamo2" (the tokens with the best scores together). `pre` is
-    `tokenizer.ggml.pre`. `tokens` are spelled as in GGUF, and `types` are their `TokenType`s;
-    `merges` are "left right". `special` has the ids of `bos`, `eos`,
+    scores), "gemma4" (SentencePiece's BPE with merges), "whitespace" (BPE of words), "bert"
+    (WordPiece), "t5" (unigram), "rwkv" (the longest token), "plamo2" (the tokens with the best
+    scores together). `pre` is `tokenizer.ggml.pre`. `tokens` are spelled as in GGUF, and `types`
+    are their `TokenType`s; `merges` are "left right". `special` has the ids of `bos`, `eos`,
     `unknown`, `seperator`, `padding`, `cls`, `mask`, `eot` ...: the words of the keys
     `tokenizer.ggml.WORD_token_id`. `ends` are all ids that end generation, in order, if there are
     more than the `eos` of `special`. `flags` are `add_bos_token`, `add_space_prefix` ...: the keys

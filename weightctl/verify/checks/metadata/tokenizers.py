@@ -222,6 +222,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 _FLAGS: Mapping[str, Mapping[str, bool]] = {
     "llama": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": True},
     "gpt2": {"add_eos_token": False, "add_space_prefix": False},
+    "whitespace": {"add_eos_token": False, "add_space_prefix": False},
     "gemma4": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
     "bert": {"add_bos_token": True, "add_eos_token": False, "add_space_prefix": False},
     "t5": {"add_bos_token": False, "add_eos_token": True, "add_space_prefix": True},
