@@ -63,7 +63,7 @@ def measure_distance(made: FamilyCheckpoint, found: NDArray[np.float32]) -> floa
 def ask_llama_cpp(made: FamilyCheckpoint, path: Path) -> NDArray[np.float32]:
     if made.is_encoder:
         return ask(path, ("embeddings", made.tokens), pooling=NO_POOLING)[0]
-    return ask(path, ("logits", made.tokens), context=512)[0]
+    return ask(path, ("logits", made.tokens), context=512, flash=made.case.flash)[0]
 
 
 def compare_tensors(source: Path, back: Path, prefix: str) -> str:

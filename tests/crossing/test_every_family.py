@@ -282,7 +282,7 @@ def test_quantized_blocks_are_the_same_model_to_both(
     convert(given.path, quantized, quant=quant)
     convert(quantized, back, dtype="f32")
     back = for_transformers(given.case, back, tmp_path / "readable")
-    (found,) = ask(quantized, ("logits", given.tokens), context=512)
+    (found,) = ask(quantized, ("logits", given.tokens), context=512, flash=given.case.flash)
     model = model_class(given.case).from_pretrained(
         back, dtype=torch.float32, attn_implementation="eager"
     )
