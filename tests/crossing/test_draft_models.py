@@ -29,7 +29,7 @@ IDS = {"eagle_aux_hidden_state_layer_ids": [2, 1, 0]}
 FORMS: dict[str, dict[str, Any]] = {
     "safeailab": {**IDS},
     "speculators": {**IDS, "nested": True, "norm_before_residual": True},
-    "nvidia": {**IDS, "eagle_config": {"norm_before_fc": True}},
+    "nvidia": {**IDS, "eagle_config": {"norm_before_fc": True, next(iter(IDS)): []}},
     "whole": {**IDS, "drafted": TOKENS, "target": HIDDEN},
 }
 MOST = 2e-4
@@ -95,7 +95,7 @@ def test_llama_cpp_drafts_for_the_target_whose_tokens_and_layers_base_states(
 
 
 def test_a_draft_that_leaves_its_layers_to_the_target_needs_its_name(tmp_path: Path) -> None:
-    source = make_draft(tmp_path / "draft")
+    source = make_draft(tmp_path / "draft", eagle_aux_hidden_state_layer_ids=[])
     with pytest.raises(ArchitectureError, match=r"eagle3\.target_layers.*--base DIR"):
         convert(source, tmp_path / "draft.gguf")
     with pytest.raises(ConversionError, match=r"not a directory with config\.json"):

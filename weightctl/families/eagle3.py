@@ -102,12 +102,14 @@ def standard_draft(
     `eagle_config`. `target` is the config.json of the target, None if it is not known. Raises
     `ValueError` if that has no number of layers.
     """
-    found = {**object_of(document, DRAFT_LAYER), **document, **object_of(document, "eagle_config")}
+    found = {**object_of(document, DRAFT_LAYER), **object_of(document, "eagle_config"), **document}
     found |= {"model_type": "llama", "architectures": [_CLASS]}
+    if not found.get(_TARGET_LAYERS):
+        found.pop(_TARGET_LAYERS, None)
     if target is not None:
         text = target.get("text_config")
         text = text if is_object(text) else target
-        if not found.get(_TARGET_LAYERS):
+        if _TARGET_LAYERS not in found:
             count = LAYERS.read(text.get("num_hidden_layers"))
             found[_TARGET_LAYERS] = [2, count // 2, count - 3]
         if found.get(_TARGET_HIDDEN) is None:
