@@ -60,7 +60,7 @@ def test_a_model_without_such_layers_is_copied_with_a_note(
 def test_a_part_that_does_not_exist_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="without cannot be 'vision'") as caught:
         convert(tiny_llama, tmp_path / "out", without="vision")
-    assert caught.value.hint == "choices: mtp"
+    assert caught.value.hint == "choices: mtp, main"
     plan = Plan.copy(open_weights(tiny_llama), "safetensors")
     with pytest.raises(ConversionError, match="without, partial and mmproj do not apply"):
         convert(plan, tmp_path / "out.safetensors", without="mtp")
