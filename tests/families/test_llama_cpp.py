@@ -158,7 +158,7 @@ ARCHITECTURES = {
 
 
 # Those of which llama.cpp has no output that is not tied to the embedding.
-TIED_ONLY = {"bitnet", "cohere", "cohere2", "gemma", "gemma2"}
+TIED_ONLY = {"bitnet", "cohere", "cohere2", "gemma", "gemma2", "plm"}
 
 
 @each("name", sorted({*ARCHITECTURES.values()} - TIED_ONLY))

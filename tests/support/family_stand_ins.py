@@ -275,6 +275,26 @@ def _turn_hy4(tensors: Tensors, document: Document, *, back: bool) -> Tensors:
     return made
 
 
+def _plm(document: Document) -> Document:
+    # As it loads the other type, transformers fills the row of a padding token with zeros.
+    given = {"model_type": "youtu", "hidden_act": "relu", "pad_token_id": None}
+    return {"q_lora_rank": None, **document, **given}
+
+
+def _to_plm(tensors: Tensors, _: Document) -> Tensors:
+    return {name: array for name, array in tensors.items() if ".gate_proj." not in name}
+
+
+def _from_plm(tensors: Tensors, _: Document) -> Tensors:
+    """Return tensors whose gates are the same as what they multiply: the square of a ReLU."""
+    gates = {
+        name.replace(".up_proj.", ".gate_proj."): array
+        for name, array in tensors.items()
+        if ".up_proj." in name
+    }
+    return {**tensors, **gates}
+
+
 STAND_INS: Mapping[str, StandIn] = {
     "hy_v4": StandIn("hy_v4", "HYV4ForCausalLM", dict, partial(_turn_hy4, back=False),
                      partial(_turn_hy4, back=True)),
@@ -287,6 +307,7 @@ STAND_INS: Mapping[str, StandIn] = {
                          partial(_of_text, "glm4_moe")),
     "minicpm": StandIn("granite", "MiniCPMForCausalLM", _minicpm),
     "paddleocr_vl": StandIn("llama", "PaddleOCRVLForConditionalGeneration", _paddleocr),
+    "plm": StandIn("youtu", "PLMForCausalLM", _plm, _to_plm, _from_plm),
     "qwen2_5_vl_text": StandIn("qwen2", "Qwen2_5_VLForConditionalGeneration",
                                partial(_of_text, "qwen2")),
     "qwen3_vl_text": StandIn("qwen3", "Qwen3VLForConditionalGeneration",
