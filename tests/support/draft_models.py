@@ -1,4 +1,4 @@
-"""Tiny EAGLE-3 draft models as they are published, and their definition in torch."""
+"""Tiny EAGLE-3 draft models in the forms that llama.cpp's converter reads, and their definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ configs: Any = LazyModule("transformers.models.llama.configuration_llama")
 # As the target of the tests: the case `llama`.
 TOKENS, HIDDEN, TARGET_HIDDEN, DRAFTED = 640, 256, 192, 320
 _HEADS, _KV_HEADS, _SIZE, _INNER = 4, 2, 48, 352
-# Those of EAGLE-3 for Llama 3.1 8B, except for sizes.
+# The epsilon and RoPE are those of Llama 3.1, with a shorter original context; no release was read.
 _LAYER = {
     "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": _INNER,
     "num_attention_heads": _HEADS, "num_key_value_heads": _KV_HEADS, "head_dim": _SIZE,

@@ -2,8 +2,8 @@
 
 A draft is one layer of a llama, whose attention reads the embedding of a token beside a projection
 of the target's states. It is not a model of its own, so it is not in `FAMILIES`. Names and keys:
-SafeAILab's `cnets.py`, vLLM's `llama_eagle3.py` and the configs of speculators; llama.cpp's
-`models/eagle3.cpp` and `conversion/llama.py`.
+vLLM's `llama_eagle3.py`; llama.cpp's `models/eagle3.cpp` and `conversion/llama.py`, which reads the
+forms of SafeAILab and of speculators.
 """
 
 from __future__ import annotations
