@@ -38,6 +38,7 @@ pytest_plugins = [
     "full_disks",
     "hub_fixtures",
     "ready_children",
+    "simulated_macos",
 ]
 
 # Examples are derived from the code of a test: a commit passes on every machine or fails on every

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _MAGNITUDES = np.array([0, 1, 2, 3, 4, 6, 8, 12], np.float32)
 # ggml's `kvalues_mxfp4`, as integers: a code of -0 gives 0, not -0.
 E2M1_VALUES = np.concatenate([_MAGNITUDES, -_MAGNITUDES]).astype(np.int8)
+# A peak of zero has the least exponent, as this one has; C libraries differ in the logarithm of 0.
+_LEAST_PEAK = 2.0**-149
 # Values that are processed at a time.
 _AREA = 1 << 15
 
@@ -67,7 +69,7 @@ def _encode_mx(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
 def _choose_exponents(peak: F32) -> U8:
     """Return E8M0 exponents that scale the peak to 4 to 8; the largest value of E2M1 is 6."""
     # ggml takes the floor of a float32: just below a power of two, that is rounded up first.
-    logarithm = np.log2(peak.astype(np.float64)).astype(np.float32)
+    logarithm = np.log2(np.maximum(peak, _LEAST_PEAK, dtype=np.float64)).astype(np.float32)
     return np.clip(np.floor(logarithm) + np.float32(127 - 2), 0, 255).astype(np.uint8)
 
 

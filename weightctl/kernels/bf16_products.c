@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "module.h"
+#include "processor.h"
 #include "sharing.h"
 
 #if defined(__x86_64__) && (defined(__clang__) || __GNUC__ >= 10)
@@ -134,9 +135,7 @@ static void multiply_panels(void *given)
 
 static int has_pairs(void)
 {
-    __builtin_cpu_init();
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+    return find_x86_64_level() >= 4 && has_bf16_pairs();
 }
 #else
 static int has_pairs(void)

@@ -1,46 +1,22 @@
 /* The kernels as a Python module, which takes and fills buffers and releases the interpreter. */
 #include <string.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include "codec.h"
 #include "grids.h"
 #include "module.h"
+#include "processor.h"
 #include "sharing.h"
 
 /* The instruction sets that this processor supports, the best last. */
 static const struct level *levels[3];
 static Py_ssize_t level_count;
 
-#if defined(__x86_64__)
-/* Clang's __builtin_cpu_supports does not support either name. */
-static int has_f16c_and_lzcnt(void)
-{
-    unsigned a, b, c, d, e;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) &&
-           __get_cpuid(0x80000001, &a, &b, &e, &d) && (e & 1 << 5);
-}
-#endif
-
 static void find_levels(void)
 {
     level_count = 0;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"))
-        levels[level_count++] = &weightctl_x86_64_v2;
-    else
-        return;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_f16c_and_lzcnt())
-        levels[level_count++] = &weightctl_x86_64_v3;
-    else
-        return;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        levels[level_count++] = &weightctl_x86_64_v4;
+    const struct level *known[] = {&weightctl_x86_64_v2, &weightctl_x86_64_v3, &weightctl_x86_64_v4};
+    for (int best = find_x86_64_level(); level_count < best - 1; level_count++)
+        levels[level_count] = known[level_count];
 #elif __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     /* The kernels read values in the byte order of files. */
     levels[level_count++] = &weightctl_baseline;

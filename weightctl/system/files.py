@@ -33,6 +33,8 @@ _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = struct.Struct("=qQQQ")
 # Errors that writing without a reservation would also have.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Errors of file systems on a network, which lack a request.
+_UNSUPPORTED = {errno.ENOTSUP, errno.EINVAL, errno.ENOTTY}
 # macOS refuses to read or write more at a time.
 _MOST = 1 << 30
 # The flags that some systems lack.
@@ -108,10 +110,10 @@ else:
 
 __all__ = [
     "NO_FOLLOW", "NO_TERMINAL", "NO_WAIT", "STDOUT_FILES", "change_mode", "clone_range_at",
-    "copy_range_at", "enlarge_pipe", "lock_file", "map_private", "open_file", "open_locked",
-    "read_ahead", "read_at", "read_into_at", "reserve", "send_range", "start_writing_back",
-    "swap_names", "sync", "sync_data", "sync_directory", "wait_for_room", "write_all",
-    "write_all_at", "write_at", "write_durably",
+    "copy_range_at", "count_allocated", "enlarge_pipe", "is_device_name", "lock_file",
+    "map_private", "open_file", "open_locked", "read_ahead", "read_at", "read_into_at",
+    "reserve", "send_range", "start_writing_back", "swap_names", "sync", "sync_data",
+    "sync_directory", "wait_for_room", "write_all", "write_all_at", "write_at", "write_durably",
 ]  # fmt: skip
 
 
@@ -139,8 +141,12 @@ def write_all_at(descriptor: int, data: bytes | bytearray | memoryview, offset: 
 def sync(descriptor: int) -> None:
     """Wait until all written bytes of a file are on the disk."""
     if sys.platform != "win32" and _FULL_SYNC is not None:
-        with suppress(OSError):  # not on network file systems
+        try:
             fcntl.fcntl(descriptor, _FULL_SYNC)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+        else:
             return
     os.fsync(descriptor)
 
@@ -165,6 +171,22 @@ def change_mode(descriptor: int, mode: int) -> None:
     """Change the permissions of an open file, on systems that have them."""
     if sys.platform != "win32":
         os.fchmod(descriptor, mode)
+
+
+def count_allocated(path: str) -> int:
+    """Return the bytes that a file, which may have holes, takes on its disk."""
+    status = os.lstat(path)
+    blocks: int | None = getattr(status, "st_blocks", None)
+    return status.st_size if blocks is None else 512 * blocks
+
+
+def is_device_name(path: str) -> bool:
+    """Whether Windows takes a path in any directory for a device, such as `NUL` or `con.txt`."""
+    if sys.platform != "win32":
+        return False
+    from weightctl.system.windows import is_reserved
+
+    return is_reserved(path)
 
 
 def enlarge_pipe(descriptor: int) -> None:

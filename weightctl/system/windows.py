@@ -12,6 +12,7 @@ import errno
 import hashlib
 import mmap
 import os
+import pathlib
 import sys
 import tempfile
 from ctypes import wintypes
@@ -156,6 +157,13 @@ def find_process_start(number: int) -> str:
     finally:
         kernel.CloseHandle(process)
     return str(times[0].dwHighDateTime << 32 | times[0].dwLowDateTime)
+
+
+def is_reserved(path: str) -> bool:
+    """Whether a path is the name of a device in any directory, such as `NUL` or `con.txt`."""
+    if sys.version_info >= (3, 13):
+        return os.path.isreserved(path)
+    return pathlib.PureWindowsPath(path).is_reserved()
 
 
 def find_memory() -> int:

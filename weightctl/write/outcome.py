@@ -30,6 +30,7 @@ from weightctl.storage.location import (
     without_file_scheme,
 )
 from weightctl.system import __version__
+from weightctl.system.files import count_allocated
 from weightctl.system.processes import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
@@ -511,7 +512,7 @@ def _count_occupied_bytes(path: str) -> int:
     """Return the number of bytes that a file, or all files of a directory, occupy on the disk."""
     paths = _walk(path) if os.path.isdir(path) and not os.path.islink(path) else [path]
     try:
-        return sum(os.lstat(each).st_blocks * 512 for each in paths)
+        return sum(map(count_allocated, paths))
     except OSError:  # it was removed in the meantime
         return 0
 

@@ -34,7 +34,7 @@ from weightctl.storage.location import (
     store_of,
     without_file_scheme,
 )
-from weightctl.system.files import NO_TERMINAL, STDOUT_FILES, open_file
+from weightctl.system.files import NO_TERMINAL, STDOUT_FILES, is_device_name, open_file
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def target(
         raise ConversionError(
             f"`{path}` is not a valid name of an output", hint="use the path of a file or directory"
         )
+    _refuse_device(path)
     if path in STDOUTS:
         # If the shell has redirected stdout to a file, the open file is written, not its path.
         return Target(STDOUT, _format_of_file(STDOUT, format_name), is_stream=True)
@@ -177,6 +178,11 @@ def is_stream(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _refuse_device(path: str) -> None:
+    if is_device_name(path):
+        raise OutputError(f"{path} is the name of a device", hint="choose another name")
 
 
 def stream_name(path: str) -> str:
@@ -282,6 +288,7 @@ def check_new_file(
 
     `consulted` is as in `refuse_inputs`. Call this before any work.
     """
+    _refuse_device(path)
     real = os.path.realpath(path)
     if os.path.isdir(real):
         raise OutputError(f"{path} is a directory", hint=f"use the path of a file for {option}")

@@ -1,0 +1,242 @@
+"""weightctl on Windows, by wine: the same output and the same bytes as on this system.
+
+`.ci/windows` installs wine and a Python for Windows, and sets `WEIGHTCTL_WINDOWS` to the command
+that starts that Python. Without it, these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from commands import ROOT, run_command
+from each import each
+from outcomes import random_model
+from weightctl import open_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PYTHON = shlex.split(os.environ.get("WEIGHTCTL_WINDOWS", ""))
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not PYTHON, reason=".ci/windows runs these, with wine"),
+]
+# What the two systems write otherwise: times, rates, and the time that a step takes.
+MEASURED = re.compile(r"^[\d.]+ s(, .*/s)?$|^about .*$", re.MULTILINE)
+STEP = re.compile(rb"(?<=\"modified\": \d{17})\d\d")
+_MOMENT = 0.01
+
+
+def there(path: Path | str) -> str:
+    """Return a path of this system as one of Windows, where its root is the drive Z."""
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def start_there(*words: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PYTHON, "-m", "weightctl", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, encoding="utf-8", cwd=ROOT, env=os.environ | environment,
+    )  # fmt: skip
+
+
+def run_there(*words: str, code: int = 0) -> str:
+    """Return what a command prints on Windows, stdout and stderr together."""
+    started = start_there(*words)
+    out, errors = started.communicate()
+    assert started.returncode == code, out + errors
+    return out + errors
+
+
+def run_here(*words: str | Path) -> str:
+    done = run_command(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def plain(output: str) -> str:
+    """Return output without what is measured, and with the paths of this system."""
+    return MEASURED.sub(
+        "", output.replace("\r", "").replace("\\\\", "/").replace("Z:\\", "/").replace("\\", "/")
+    )
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    files = [each for each in path.rglob("*") if each.is_file()]
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+
+
+def assert_same_files(one: Path, other: Path) -> None:
+    here, found = contents(one), contents(other)
+    assert here.keys() == found.keys()
+    # Windows counts the times of files in steps of 100 ns.
+    unlike = [name for name in here if STEP.sub(b"00", here[name]) != STEP.sub(b"00", found[name])]
+    assert unlike == []
+
+
+MODEL = "fixtures/tiny-llama"
+
+
+@each(
+    "words",
+    [
+        ("ls", MODEL), ("ls", "-l", MODEL), ("ls", "--scan", "fixtures/attack.pt"),
+        ("ls", "--scan", MODEL), ("ls", "--json", MODEL), ("stat", MODEL),
+        ("diff", MODEL, "fixtures/training.pt"), ("show", MODEL, "model.norm.weight"),
+    ],
+)  # fmt: skip
+def test_a_command_prints_what_it_prints_here(words: tuple[str, ...]) -> None:
+    here = run_command(*words)
+    found = run_there(*words, code=here.returncode)
+    assert plain(found) == plain(here.stdout + here.stderr)
+
+
+def test_check_finds_nothing_in_a_good_model() -> None:
+    # safetensors is not installed there, and check says so.
+    assert "no findings" in run_there("check", MODEL)
+
+
+@each("options", [("--quant", "Q4_K_M"), ("--quant", "Q8_0"), ("--dtype", "f16"), ()])
+def test_a_gguf_file_has_the_same_bytes(options: tuple[str, ...], tmp_path: Path) -> None:
+    run_here("convert", MODEL, str(tmp_path / "here.gguf"), *options)
+    run_there("convert", MODEL, there(tmp_path / "there.gguf"), *options)
+    assert (tmp_path / "here.gguf").read_bytes() == (tmp_path / "there.gguf").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quantized") / "model.gguf"
+    run_here("convert", MODEL, str(path), "--quant", "Q4_K_M")
+    return path
+
+
+@each(
+    "words",
+    [
+        ("convert", "{model}", "{out}", "--dtype", "bf16"), ("shard", MODEL, "{out}", "--tp", "2"),
+        ("convert", "{model}", "{out}.safetensors", "--include", "blk.0.*"),
+    ],
+)  # fmt: skip
+def test_directories_and_files_have_the_same_bytes(
+    words: tuple[str, ...], quantized: Path, tmp_path: Path
+) -> None:
+    for name, place in (("here", str), ("there", there)):
+        (tmp_path / name).mkdir()
+        out = place(tmp_path / name / "out")
+        given = [each.format(model=place(quantized), out=out) for each in words]
+        if name == "here":
+            run_here(*given)
+        else:
+            run_there(*given)
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+def test_a_patch_is_made_and_applied(quantized: Path, tmp_path: Path) -> None:
+    edited, patch, restored = (tmp_path / name for name in ("edited.gguf", "p.patch", "r.gguf"))
+    edited.write_bytes(quantized.read_bytes())
+    run_there("edit", there(edited), "--set", "general.name=another")
+    assert open_weights(edited).metadata["general.name"].content == "another"
+    run_there("diff", there(quantized), there(edited), "--patch", there(patch))
+    run_there("apply", there(quantized), there(patch), there(restored))
+    assert restored.read_bytes() == edited.read_bytes()
+
+
+# Without kernels, the conversion takes seconds.
+SLOW = {"WEIGHTCTL_KERNELS": "off"}
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    return random_model(tmp_path / "large", 4, 4096)
+
+
+def slow_conversion(large: Path, out: Path) -> tuple[str, ...]:
+    return ("convert", there(large), there(out), "--quant", "Q5_K", "-j", "1", "--mem", "4MB")
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(_MOMENT)
+
+
+def test_a_killed_conversion_is_continued(large: Path, tmp_path: Path) -> None:
+    out, expected = tmp_path / "out" / "model.gguf", tmp_path / "expected.gguf"
+    out.parent.mkdir()
+    words = slow_conversion(large, out)
+    run_here("convert", large, expected, "--quant", "Q5_K")
+    started = start_there(*words, **SLOW)
+    wait_for(lambda: any(b'"key"' in each.read_bytes() for each in out.parent.glob("*.journal")),
+             started)  # fmt: skip
+    started.send_signal(signal.SIGKILL)
+    started.communicate()
+    assert not out.exists()
+    report = tmp_path / "report.json"
+    run_there(*words, "--report", there(report))
+    assert json.loads(report.read_text())["kept_bytes"] > 0
+    assert out.read_bytes() == expected.read_bytes()
+    assert [each.name for each in out.parent.iterdir()] == [out.name]
+
+
+def test_a_second_run_to_the_same_output_is_refused(large: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out" / "model.gguf"
+    out.parent.mkdir()
+    words = slow_conversion(large, out)
+    started = start_there(*words, **SLOW)
+    wait_for(lambda: any(out.parent.iterdir()), started)
+    started.send_signal(signal.SIGSTOP)
+    assert "another run is writing" in run_there(*words, code=2)
+    started.send_signal(signal.SIGCONT)
+    _, errors = started.communicate()
+    assert started.returncode == 0, errors
+
+
+HOLDING = """
+import sys, time
+file = open(sys.argv[1], "rb")
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def test_an_output_that_another_program_reads_stays_whole(quantized: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf"
+    out.write_bytes(quantized.read_bytes())
+    holding = subprocess.Popen(
+        [*PYTHON, "-c", HOLDING, there(out)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert holding.stdout is not None
+    holding.stdout.readline()
+    started = start_there("convert", MODEL, there(out), "--quant", "Q8_0", "--force")
+    _, errors = started.communicate()
+    holding.kill()
+    holding.communicate()
+    if started.returncode:
+        assert "cannot be written" in errors
+        assert out.read_bytes() == quantized.read_bytes()
+    run_there("convert", MODEL, there(out), "--quant", "Q8_0", "--force")
+    assert out.stat().st_size > quantized.stat().st_size
+    assert [each.name for each in tmp_path.iterdir()] == [out.name]
+
+
+@each("form", ["Z:{}", "\\\\?\\Z:{}", "z:{}"])
+def test_paths_of_windows_are_read(form: str) -> None:
+    path = form.format(str(ROOT / MODEL).replace("/", "\\"))
+    assert "model.norm.weight" in run_there("ls", "--flat", path)
+
+
+@each("name", ["NUL", "con.gguf", "aux.gguf"])
+def test_names_of_devices_are_refused(name: str, tmp_path: Path) -> None:
+    text = run_there("convert", MODEL, there(tmp_path) + "\\" + name, "--to", "gguf", code=2)
+    assert "name of a device" in text
+    assert not any(tmp_path.iterdir())
