@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import platform
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -35,6 +39,21 @@ SMALL = ["F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"]
 SOME = ["Q8_0", "Q5_0", "Q4_K", "Q6_K"]
 each_level = each("level", range(len(levels())), ids=levels())
 measured_or_not = each("measure", [False, True])
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64" or not levels(),
+    reason="needs kernels for x86-64, and Linux",
+)
+def test_the_instruction_sets_are_those_that_linux_lists() -> None:
+    flags = set(re.findall(r"\w+", Path("/proc/cpuinfo").read_text(encoding="utf-8")))
+    needed = {
+        "x86-64-v2": {"pni", "ssse3", "sse4_1", "sse4_2", "popcnt"},
+        "x86-64-v3": {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma"},
+        "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    }
+    assert levels() == tuple(itertools.takewhile(lambda name: needed[name] <= flags, needed))
+    assert multiplies_bf16() is (active() == "x86-64-v4" and "avx512_bf16" in flags)
 
 
 class Case(NamedTuple):
