@@ -38,7 +38,7 @@ LONG = [
     ("budget.py --size 1MB", {r"\| search \| \d+ \| \d+ \| 0\.\d\d GB \|": 1}),
     (f"chaos.py --on processes {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
     (f"chaos.py --on ranks {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
-    ("families.py mpnet", {r"\| mpnet": 2, "!": 0}),
+    ("family_figures.py mpnet", {r"\| mpnet": 2, "!": 0}),
     ("imatrix.py --size 1MB --chunks 2 --context 64 --threads 1", {"weightctl: ": 1}),
     ("kernels.py --count 8192 --repeats 1", {r"\(target [\d.]+": 29}),
     ("listing.py --repeats 1 --tokens 5000 --tensors 1600", {TARGET: 3}),

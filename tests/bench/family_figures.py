@@ -1,7 +1,7 @@
 """What the judges say of the tiny checkpoints of model families, as a table.
 
-Run with `python tests/bench/families.py [FAMILY ...]`; without names, of every family, for an hour.
-For each case of `tests/crossing/cases` a line has
+Run with `python tests/bench/family_figures.py [FAMILY ...]`; without names, it takes an hour. For
+each case of `tests/crossing/cases` a line has
 
 - `llama.cpp`, `engine`, `two ranks`: how far their logits of 80 tokens are from those of
   transformers, or of the model's definition: mean KL divergence in nats, for encoders 1 - cosine;
