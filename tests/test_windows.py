@@ -240,3 +240,11 @@ def test_names_of_devices_are_refused(name: str, tmp_path: Path) -> None:
     text = run_there("convert", MODEL, there(tmp_path) + "\\" + name, "--to", "gguf", code=2)
     assert "name of a device" in text
     assert not any(tmp_path.iterdir())
+
+
+def test_a_process_for_untrusted_files_gets_its_limits() -> None:
+    program = "from weightctl.system.children import limit_process; limit_process(1 << 30, 20)"
+    done = subprocess.run(
+        [*PYTHON, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr  # wine accepts the limits, and does not enforce them

@@ -73,6 +73,11 @@ def limit_process(memory: int, seconds: int | None = None, *, mapped: int = 0) -
 
     The address space may be larger by `mapped` bytes, for files and libraries.
     """
+    if sys.platform == "win32":
+        from weightctl.system.windows import limit_process as limit
+
+        limit(memory, seconds)
+        return
     import resource  # only children need it
 
     limits = [

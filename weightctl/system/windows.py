@@ -35,6 +35,7 @@ _END_OF_FILE, _LOCK_VIOLATION, _ERROR_IO_PENDING = 38, 33, 997
 _INVALID_HANDLE = wintypes.HANDLE(-1).value
 _QUERY_LIMITED, _STILL_ACTIVE = 0x1000, 259
 _MOST = 1 << 30
+_EXTENDED_LIMITS, _LIMITS_TIME, _LIMITS_MEMORY = 9, 0x2, 0x100
 # The pointers that these calls fill.
 _OUTPUTS = {"GetExitCodeProcess": 1, "GetProcessTimes": 4, "CloseHandle": 0}
 
@@ -45,6 +46,19 @@ class _Overlapped(ctypes.Structure):
     _fields_ = (
         ("internal", ctypes.c_void_p), ("internal_high", ctypes.c_void_p),
         ("offset", wintypes.DWORD), ("offset_high", wintypes.DWORD), ("event", wintypes.HANDLE),
+    )  # fmt: skip
+
+
+class _JobLimits(ctypes.Structure):
+    """JOBOBJECT_EXTENDED_LIMIT_INFORMATION of winnt.h."""
+
+    _fields_ = (
+        ("time", ctypes.c_int64), ("job_time", ctypes.c_int64), ("flags", wintypes.DWORD),
+        ("least_set", ctypes.c_size_t), ("most_set", ctypes.c_size_t),
+        ("processes", wintypes.DWORD), ("affinity", ctypes.c_size_t),
+        ("priority", wintypes.DWORD), ("scheduling", wintypes.DWORD),
+        ("transfers", ctypes.c_uint64 * 6), ("memory", ctypes.c_size_t),
+        ("job_memory", ctypes.c_size_t), ("peak", ctypes.c_size_t), ("job_peak", ctypes.c_size_t),
     )  # fmt: skip
 
 
@@ -159,6 +173,20 @@ def find_process_start(number: int) -> str:
     return str(times[0].dwHighDateTime << 32 | times[0].dwLowDateTime)
 
 
+def limit_process(memory: int, seconds: int | None) -> None:
+    """Limit the memory of this process in bytes, and its processor time, by a job object."""
+    limits = _JobLimits(flags=_LIMITS_MEMORY, memory=memory)
+    if seconds is not None:
+        limits.flags |= _LIMITS_TIME
+        limits.time = seconds * 10**7  # in units of 100 ns
+    kernel = _kernel()
+    job = kernel.CreateJobObjectW(None, None)
+    size = ctypes.sizeof(limits)
+    is_set = kernel.SetInformationJobObject(job, _EXTENDED_LIMITS, ctypes.byref(limits), size)
+    if not is_set or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess()):
+        raise _make_error(None)
+
+
 def is_reserved(path: str) -> bool:
     """Whether a path is the name of a device in any directory, such as `NUL` or `con.txt`."""
     if sys.version_info >= (3, 13):
@@ -201,6 +229,11 @@ def _kernel() -> Any:
         call.argtypes = (
             wintypes.HANDLE, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p,
         )  # fmt: skip
+    library.CreateJobObjectW.restype = library.GetCurrentProcess.restype = wintypes.HANDLE
+    library.SetInformationJobObject.argtypes = (
+        wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD,
+    )  # fmt: skip
+    library.AssignProcessToJobObject.argtypes = (wintypes.HANDLE, wintypes.HANDLE)
     library.OpenProcess.restype = wintypes.HANDLE
     for call in (library.GetExitCodeProcess, library.GetProcessTimes, library.CloseHandle):
         call.argtypes = (wintypes.HANDLE, *(ctypes.c_void_p,) * _OUTPUTS[call.__name__])
