@@ -1547,6 +1547,8 @@ def _find_only(values: Sequence[Any], called: str) -> Any:
 def _find_step_rope(document: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return `rope_parameters` for each type of layer; the releases have lists for all layers."""
     types = document.get("layer_types") or [GLOBAL] * layers
+    if not is_list(types):
+        raise ValueError(f"`layer_types` is {show_value(types)}, not a list")
     rope = dict(object_of(document, _ROPE))
     for kind in (GLOBAL, LOCAL):
         stated: dict[str, Any] = {"rope_theta": 10000.0}
