@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+import family_runs
 import family_tokenizers
 from lazy import torch, transformers
 from llama_cpp import ask
@@ -15,10 +16,8 @@ from once import once
 from runs import executed
 from verdicts import assert_healthy, report_on
 from weightctl import convert, open_weights, shard
-from weightctl.device import CPU
 from weightctl.errors import ArchitectureError, ConversionError
 from weightctl.families import recognize
-from weightctl.nn.across_ranks import parallel
 from weightctl.nn.models import build_network
 from weightctl.split import Grid
 from weightctl.weights.tree import header_of
@@ -128,14 +127,7 @@ def run(model: Any, tokens: list[int]) -> NDArray[np.float32]:
 
 
 def run_ours(path: Path, tokens: list[int], grid: Grid | None = None) -> NDArray[np.float32]:
-    found = recognize(open_weights(path))
-    found.check()
-    network = build_network(found)
-    if grid is not None:
-        network = parallel(network, [CPU] * grid.ranks, grid=grid)
-    given = np.array([tokens]), np.ones((1, len(tokens)), np.int64)
-    (output,) = executed(network.graph(), *given, weights=found.weights)
-    return output[0, 0]
+    return family_runs.run_ours(path, tokens, grid)[0]
 
 
 def assert_same(found: NDArray[Any], expected: NDArray[np.float32]) -> None:

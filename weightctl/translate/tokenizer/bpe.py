@@ -160,11 +160,7 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     if document is None:
         where = files.path("vocab.json")
         document = _slow_document(files)
-    model = document.get("model")
-    vocabulary = model.get("vocab") if is_object(model) else None
-    if not is_object(model) or not is_object(vocabulary):
-        raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
-    _check_model(model, where)
+    model, vocabulary = _read_model(document, where)
     is_generic = files.config.get("tokenizer_class") in GENERIC_CLASSES
     if files.config.get("add_prefix_space") is True and not is_generic:
         raise TokenizerError(
@@ -183,6 +179,18 @@ def from_files(files: TokenizerFiles, model_type: str) -> Tokenizer:
     )
 
 
+def _read_model(
+    document: Mapping[str, Any], where: str
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the model of tokenizer.json and its vocabulary; `TokenizerError` if it has none."""
+    model = document.get("model")
+    vocabulary = model.get("vocab") if is_object(model) else None
+    if not is_object(model) or not is_object(vocabulary):
+        raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
+    _check_model(model, where)
+    return model, vocabulary
+
+
 def from_words(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """Return a tokenizer of words without white space, whose tokens are characters, not bytes.
 
@@ -190,11 +198,7 @@ def from_words(files: TokenizerFiles, model_type: str) -> Tokenizer:
     """
     del model_type
     document, where = files.tokenizer or {}, files.path("tokenizer.json")
-    model = document.get("model")
-    vocabulary = model.get("vocab") if is_object(model) else None
-    if not is_object(model) or not is_object(vocabulary):
-        raise TokenizerError(f"{where}: its `model` has no `vocab`", hint=KEEP_HINT)
-    _check_model(model, where)
+    model, vocabulary = _read_model(document, where)
     normalizer = document.get("normalizer")
     if normalizer is not None and normalizer != {"type": "Lowercase"}:
         raise TokenizerError(
