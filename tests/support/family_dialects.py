@@ -235,6 +235,16 @@ _GPT_KEYS = {
     "max_position_embeddings": "n_positions",
 }  # fmt: skip
 
+
+def _of_deepseek(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Qwen 2 MoE states of the layers and the shared experts of a DeepSeek."""
+    return {
+        "mlp_only_layers": list(range(document.get("first_k_dense_replace", 0))),
+        "shared_expert_intermediate_size": document["n_shared_experts"]
+        * document["moe_intermediate_size"],
+    }
+
+
 # The dialects, by type: the other type, the class of the type, and the names.
 DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
     "internlm2": ("llama", "InternLM2ForCausalLM", Dialect(
@@ -358,11 +368,7 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         keys={"num_experts": "n_routed_experts"},
         own=("n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "scoring_func"),
         given={"qkv_bias": False},
-        more=lambda document: {
-            "mlp_only_layers": list(range(document.get("first_k_dense_replace", 0))),
-            "shared_expert_intermediate_size": document["n_shared_experts"]
-            * document["moe_intermediate_size"],
-        },
+        more=_of_deepseek,
         names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
         ungated=True,
     )),
@@ -371,11 +377,7 @@ DIALECTS: Mapping[str, tuple[str, str, Dialect]] = {
         own=("n_shared_experts", "first_k_dense_replace", "moe_layer_freq", "scoring_func",
              "routed_scaling_factor", "mlp_layer_types"),
         given={"qkv_bias": False},
-        more=lambda document: {
-            "mlp_only_layers": list(range(document.get("first_k_dense_replace", 0))),
-            "shared_expert_intermediate_size": document["n_shared_experts"]
-            * document["moe_intermediate_size"],
-        },
+        more=_of_deepseek,
         names=((".mlp.shared_expert.", ".mlp.shared_experts."),),
         ungated=True,
     )),
