@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weightctl.errors import WeightctlError
+from weightctl.errors import ArchitectureError, WeightctlError
 from weightctl.families import recognize
 from weightctl.families.added import with_families
 from weightctl.families.common_keys import HARMLESS, REFUSED, USED
@@ -23,6 +23,7 @@ from weightctl.families.index import FAMILIES, TABLES
 from weightctl.families.nearest import find_nearest
 from weightctl.families.usual_names import LINES
 from weightctl.schemes.buffers import is_buffer
+from weightctl.system.registry import name_install
 from weightctl.text.folding import mask_numbers
 from weightctl.text.untyped import is_list
 from weightctl.weights.tree import header_of
@@ -60,7 +61,7 @@ def draft_family(weights: Checkpoint) -> str:
     The family is based on the supported one that is most similar. Tensors with other names get the
     roles that llama.cpp's list of names gives them. If transformers is installed, its class states
     defaults; its source is read, and not run. What is not decided is a comment. Raises
-    `ArchitectureError` if there is no config.json.
+    `ArchitectureError` if there is no config.json, or if gguf is needed and not installed.
     """
     header = header_of(weights)
     where, document = read_config(header)
@@ -202,9 +203,14 @@ def _shorten(name: str) -> str:
 
 def _find_role(name: str, left: Mapping[str, Name]) -> str | None:
     """Return the role that llama.cpp's list of tensor names gives to a name, None if none does."""
-    from gguf.constants import TENSOR_NAMES
-    from gguf.tensor_mapping import TensorNameMap
-
+    try:
+        from gguf.constants import TENSOR_NAMES
+        from gguf.tensor_mapping import TensorNameMap
+    except ImportError as error:
+        raise ArchitectureError(
+            "a draft of a family needs the package gguf, which is not installed",
+            hint=f"install it: {name_install('check')}",
+        ) from error
     mapped = chain(TensorNameMap.block_mappings_cfg.items(), TensorNameMap.mappings_cfg.items())
     wanted = name.replace(f".{_MASK}.", ".{bid}.", 1)
     found = [TENSOR_NAMES[tensor].replace("{bid}", "{}") for tensor, names in mapped

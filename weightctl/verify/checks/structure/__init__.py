@@ -20,6 +20,7 @@ from weightctl.formats.sharded.gathered import GatheredSource
 from weightctl.storage.files import file_size, is_file, open_reader
 from weightctl.storage.location import is_remote
 from weightctl.system.children import start_python
+from weightctl.system.registry import name_install
 from weightctl.text.untyped import is_object
 from weightctl.text.wording import join_names, printable, say_more
 from weightctl.verify.figures import StructureFigures
@@ -412,7 +413,8 @@ def ask_reader(*headers: Header, seconds: float = SECONDS, memory: int = MEMORY)
     if not reader:
         return Answer("")
     if find_spec(reader) is None:
-        return Answer(reader, reason="not installed")
+        extra = "torch" if reader == "torch" else "check"
+        return Answer(reader, reason=f"not installed: {name_install(extra)}")
     if any(is_remote(path) for header in headers for path in header.files):
         return Answer(reader, reason="the files are not on this machine")
     files = [_File(header, number) for header in headers for number in range(len(header.files))]
