@@ -6,6 +6,9 @@
 #define PROCESSOR_H
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 enum register_of_cpuid { EAX, EBX, ECX, EDX };
 
@@ -27,6 +30,19 @@ static inline int keeps_registers(unsigned bits)
     return (low & bits) == bits;
 }
 
+/* Whether the system keeps the registers of AVX-512. macOS sets their bits in XCR0 only after a thread
+   has used them, so it is asked itself. */
+static inline int keeps_avx512(void)
+{
+#if defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.avx512f", &has, &size, NULL, 0) == 0 && has && keeps_registers(0x6);
+#else
+    return keeps_registers(0xE6);
+#endif
+}
+
 /* The level of x86-64 (1 to 4) that the processor has. */
 static inline int find_x86_64_level(void)
 {
@@ -40,7 +56,7 @@ static inline int find_x86_64_level(void)
         return 2;
     /* AVX512F, DQ, CD, BW and VL; the registers of AVX-512. */
     if (!has_bits(7, 0, EBX, 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31) ||
-        !keeps_registers(0xE6))
+        !keeps_avx512())
         return 3;
     return 4;
 }

@@ -31,6 +31,10 @@ _SYNC_FILE_RANGE_WRITE = 2
 # descriptor of the source, an offset in it, a length, and an offset in the target.
 _FICLONERANGE = 0x4020940D
 _CLONE_RANGE = struct.Struct("=qQQQ")
+# The request of `fcntl` on macOS that reserves space behind what a file has, and its argument
+# (`fstore_t` of sys/fcntl.h): flags, a position, an offset from it, a length, what was reserved.
+_PREALLOCATE, _ALLOCATE_ALL, _FROM_END = 42, 4, 3
+_STORE = struct.Struct("=Iiqqq")
 # Errors that writing without a reservation would also have.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Errors of file systems on a network, which lack a request.
@@ -48,7 +52,7 @@ if sys.platform == "win32":
         lock_file,
         map_private,
         open_file,
-        open_locked,
+        open_to_lock,
         read_into_at,
         read_part_at,
         sync_directory,
@@ -88,15 +92,9 @@ else:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
 
-    def open_locked(path: str, *, shared: bool = False, wait: bool = False) -> int:
-        """Open a file or directory to lock it until it is closed; errors are as of `lock_file`."""
-        descriptor = open_file(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
-        try:
-            lock_file(descriptor, shared=shared, wait=wait)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+    def open_to_lock(path: str) -> int:
+        """Open a file or directory that is then locked."""
+        return open_file(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
 
     def sync_directory(path: str) -> None:
         """Wait until the names in a directory are on the disk, if its file system supports it."""
@@ -115,6 +113,17 @@ __all__ = [
     "reserve", "send_range", "start_writing_back", "swap_names", "sync", "sync_data",
     "sync_directory", "wait_for_room", "write_all", "write_all_at", "write_at", "write_durably",
 ]  # fmt: skip
+
+
+def open_locked(path: str, *, shared: bool = False, wait: bool = False) -> int:
+    """Open a file or directory to lock it until it is closed; errors are as of `lock_file`."""
+    descriptor = open_to_lock(path)
+    try:
+        lock_file(descriptor, shared=shared, wait=wait)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_at(descriptor: int, nbytes: int, offset: int) -> bytes:
@@ -259,6 +268,15 @@ def reserve(descriptor: int, nbytes: int) -> None:
 
     Raises `OSError` if there is not enough space. Does nothing on file systems without support.
     """
+    if sys.platform == "darwin":
+        if (missing := nbytes - 512 * os.fstat(descriptor).st_blocks) > 0:
+            try:
+                request = _STORE.pack(_ALLOCATE_ALL, _FROM_END, 0, missing, 0)
+                fcntl.fcntl(descriptor, _PREALLOCATE, request)
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    raise
+        return
     import ctypes  # reading a file does not need this
 
     call = _call("fallocate64") or _call("fallocate")

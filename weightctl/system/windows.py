@@ -138,21 +138,14 @@ def lock_file(descriptor: int, *, shared: bool = False, wait: bool = False) -> N
     raise _make_error(None)
 
 
-def open_locked(path: str, *, shared: bool = False, wait: bool = False) -> int:
-    """Open a file or directory to lock it until it is closed; errors are as of `lock_file`."""
-    if os.path.isdir(path):
-        status = os.stat(path)
-        name = hashlib.sha256(f"{status.st_dev} {status.st_ino}".encode()).hexdigest()[:16]
-        path = os.path.join(tempfile.gettempdir(), f"weightctl-{name}.lock")
-        descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
-    else:
-        descriptor = open_file(path, os.O_RDONLY)
-    try:
-        lock_file(descriptor, shared=shared, wait=wait)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+def open_to_lock(path: str) -> int:
+    """Open a file that is then locked: for a directory, one among the user's temporary files."""
+    if not os.path.isdir(path):
+        return open_file(path, os.O_RDONLY)
+    status = os.stat(path)
+    name = hashlib.sha256(f"{status.st_dev} {status.st_ino}".encode()).hexdigest()[:16]
+    path = os.path.join(tempfile.gettempdir(), f"weightctl-{name}.lock")
+    return open_file(path, os.O_RDWR | os.O_CREAT)
 
 
 def find_process_start(number: int) -> str:
