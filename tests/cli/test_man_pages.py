@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 if __name__ == "__main__":  # pytest knows these folders
-    sys.path += [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "support")]
+    TESTS = Path(__file__).parents[1]
+    sys.path += [str(TESTS.parent), str(TESTS), str(TESTS / "support")]
 
 import pytest
 
@@ -17,6 +17,7 @@ from commands import run_command
 from man_pages import COLUMNS, make_page
 from weightctl.cli import COMMANDS
 
+ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "man"
 
 
