@@ -1,4 +1,7 @@
-"""Open, list, compare, convert, shard and verify model checkpoints as one tree of weights."""
+"""Open, list, compare, convert, shard and verify model checkpoints as one tree of weights.
+
+The names that docs/api.md lists are public. All others are private, also without an underscore.
+"""
 
 from __future__ import annotations
 

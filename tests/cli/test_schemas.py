@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -154,6 +155,12 @@ def objects(node: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(node, list):
         for below in node:
             yield from objects(below)
+
+
+def test_every_schema_states_its_version() -> None:
+    schemas = files("weightctl").joinpath("schemas").iterdir()
+    versions = {path.name: json.loads(path.read_text("utf-8"))["version"] for path in schemas}
+    assert [name for name, each in versions.items() if not re.fullmatch(r"\d+\.\d+", each)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

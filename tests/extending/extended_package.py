@@ -47,11 +47,52 @@ class Line(NamedTuple):
     before: str
 
 
-class ExtendedPackage:
+class PackageProcess:
+    """A process that runs commands of a package, which it imports from the first of some paths."""
+
+    def __init__(self, folder: Path, *paths: Path, **environment: str) -> None:
+        self.folder, self._paths, self._environment = folder, paths, environment
+
+    @cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        paths = [str(path) for path in (*self._paths, ROOT / "tests" / "support")]
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+
+    def answer(self, *arguments: str | Path) -> tuple[int, str, str]:
+        """Run a command, or a program after `-c`; return its exit code, stdout and stderr."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([*map(str, arguments)]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, self._process.communicate()[1]
+        code, out, errors = json.loads(answer)
+        return code, out, errors
+
+    def command(self, *arguments: str | Path) -> str:
+        """Run a command of the package, or a program after `-c`; return what it prints."""
+        code, out, errors = self.answer(*arguments)
+        assert code == 0, errors
+        return out
+
+    def end(self) -> None:
+        """End the process; no edit is seen before."""
+        self._process.communicate()
+
+
+class ExtendedPackage(PackageProcess):
     """The package with modules that were added to it, and lines that were added to its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        super().__init__(folder, folder)
         self._package = folder / "weightctl"
         shutil.copytree(ROOT / "weightctl", self._package)
 
@@ -75,19 +116,6 @@ class ExtendedPackage:
             self._add(self._package / path, added)
         return sum(map(len, lines.values()))
 
-    @cached_property
-    def _process(self) -> subprocess.Popen[str]:
-        paths = (str(self._folder), str(ROOT / "tests" / "support"))
-        return subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=self._folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
-
     @staticmethod
     def _add(path: Path, lines: Sequence[Line]) -> None:
         content = path.read_text().split("\n")
@@ -96,22 +124,6 @@ class ExtendedPackage:
             places = [place for place, each in enumerate(content) if each.endswith(line.before)]
             content.insert(places[0], line.text)
         path.write_text("\n".join(content))
-
-    def command(self, *arguments: str | Path) -> str:
-        """Run a command of the package, or a program after `-c`; return what it prints."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([*map(str, arguments)]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, self._process.communicate()[1]
-        code, out, errors = json.loads(answer)
-        assert code == 0, errors
-        return out
-
-    def end(self) -> None:
-        """End the process; no edit is seen before."""
-        self._process.communicate()
 
 
 def read_recipe(recipe: str, name: str) -> set[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import ZipFile
@@ -13,8 +11,8 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
+from installed import importing_from, install
 from weightctl import convert, open_weights
-from weightctl.errors import ConversionError
 from weightctl.formats import added_formats, list_formats
 
 if TYPE_CHECKING:
@@ -22,39 +20,26 @@ if TYPE_CHECKING:
 
     from commands import Completed
 
-PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+EXAMPLE = Path(__file__).parents[1] / "extending" / "example_plugin" / "weightctl_example"
 WEIGHTCTL = ("whisper.cpp", "npz", "keras")
 
 
-def install(folder: Path, module: str, code: str, *entries: str) -> None:
-    """Put a package with a module and entry points in a folder, as pip does."""
-    (folder / f"{module}.py").write_text(code)
-    described = folder / f"{module}-1.0.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (described / "entry_points.txt").write_text("\n".join(entries) + "\n")
-
-
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path, None, None]:
+def site(tmp_path: Path) -> Generator[Path, None, None]:
     """A folder in which a test installs packages."""
     folder = tmp_path / "site"
     folder.mkdir()
-    monkeypatch.syspath_prepend(folder)
-    added_formats.cache_clear()
-    yield folder
-    added_formats.cache_clear()
-    for path in folder.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    with importing_from(folder):
+        yield folder
 
 
 @pytest.fixture
 def raw(site: Path) -> Path:
-    """The package that docs/contributing.md shows."""
-    page = PAGE.read_text("utf-8")
-    (code,) = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
-    (group, entry) = re.findall(r'\n\[project\.entry-points\."(.+)"\]\n(raw = .+)\n', page)[0]
-    install(site, "raw_format", code, f"[{group}]", entry.replace('"', ""))
+    """The format of the example plug-in, in a package of its own."""
+    code = (EXAMPLE / "raw.py").read_text("utf-8")
+    code += "\n\nfrom weightctl.formats import FormatLine\n"
+    code += 'FORMATS = {"raw": FormatLine("raw_format", (".raw",), types_of="pytorch")}\n'
+    install(site, "raw_format", code, "[weightctl.formats]", "raw = raw_format:FORMATS")
     return site
 
 
@@ -77,17 +62,6 @@ def test_a_package_adds_a_format(
     convert(path, tmp_path / "back.safetensors")
     back = open_weights(tmp_path / "back.safetensors")
     assert np.array_equal(back["model.norm.weight"], found["model.norm.weight"])
-
-
-@pytest.mark.usefixtures("raw")
-def test_the_page_shows_how_a_file_of_a_package_is_listed(
-    weightctl: Callable[..., Completed], tmp_path: Path
-) -> None:
-    tensors = {"embed": np.zeros((4, 8), np.float32), "norm": np.ones(8, np.float32)}
-    convert(tensors, tmp_path / "model.raw")
-    found = re.search(r"\$ weightctl ls model\.raw\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found
-    assert weightctl("ls", "model.raw", cwd=tmp_path).stdout == found[1]
 
 
 def test_a_format_of_a_package_is_listed_as_the_others_are(
@@ -125,27 +99,6 @@ def test_a_format_of_a_package_is_found_in_a_directory(tiny_llama: Path, tmp_pat
     note = f"{folder} contains safetensors and raw checkpoints; safetensors is read"
     assert note in open_weights(folder).header.notes
     assert open_weights(folder / "model.raw", "raw").header.format == "raw"
-
-
-NO_TABLE = "the entry point `odd` of the group weightctl.formats is not a table of formats"
-KNOWN = "from weightctl.formats import FormatLine\nFORMATS = {'%s': FormatLine('odd', ('.odd',))}"
-
-
-@pytest.mark.parametrize(
-    ("code", "match"),
-    [
-        ("FORMATS = ['odd']", NO_TABLE),
-        ("FORMATS = {'odd': ('odd', '.odd')}", NO_TABLE),
-        (KNOWN % "gguf", "adds the format `gguf`, which exists already"),
-        (KNOWN % "npz", "adds the format `npz`, which exists already"),
-        ("FORMAT = {}", "the entry point `odd` .* cannot be imported: .*FORMATS"),
-        ("import what_no_one_has", "cannot be imported: No module named 'what_no_one_has'"),
-    ],
-)
-def test_a_package_with_an_error_is_named(site: Path, code: str, match: str) -> None:
-    install(site, "odd", code, "[weightctl.formats]", "odd = odd:FORMATS")
-    with pytest.raises(ConversionError, match=match):
-        list_formats()
 
 
 def test_files_in_the_formats_of_weightctl_need_no_package(site: Path, tiny_llama: Path) -> None:

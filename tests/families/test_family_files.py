@@ -13,11 +13,12 @@ import pytest
 
 from commands import run_command
 from each import each
+from installed import importing_from, install
 from lazy import load_file, save_file, torch
 from multimodal import make_multimodal
 from weightctl import families, open_weights, recognize
 from weightctl.errors import FormatError
-from weightctl.families import FAMILIES, add_family, added
+from weightctl.families import FAMILIES, add_family
 from weightctl.families.added import with_families
 from weightctl.families.configs import from_hugging_face
 from weightctl.families.family_files import read_family
@@ -484,26 +485,16 @@ def test_a_file_that_is_added_again_is_read_again(place: Path, tmp_path: Path) -
     assert "toy" not in FAMILIES
 
 
-def test_installed_packages_add_families(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Point:
-        name, value = "toy", "a_package:TOY"
-
-        def load(self) -> Path:
-            return place / "toy.toml"
-
-    def list_points(group: str) -> list[Point]:
-        return [Point()] if group == "weightctl.families" else []
-
-    monkeypatch.setattr("importlib.metadata.entry_points", list_points)
-    added.add_installed_families.cache_clear()
-    try:
+def test_installed_packages_add_families(place: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    code = f"from pathlib import Path\nTOY = Path({str(place / 'toy.toml')!r})"
+    install(site, "a_package", code, "[weightctl.families]", "toy = a_package:TOY")
+    with importing_from(site):
         with with_families([]):
             assert recognize(open_weights(place / "model")).family.name == "toy"
         # They stay when the families of a command are taken away.
         assert recognize(open_weights(place / "model")).family.name == "toy"
-    finally:
-        FAMILIES.pop("toy", None)
-        added.add_installed_families.cache_clear()
 
 
 def test_a_draft_says_what_is_not_decided(place: Path) -> None:

@@ -110,6 +110,7 @@ def whole(title: str, schema: Schema) -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": title,
+        "version": "1.0",
         "description": "docs/contributing.md explains each entry.",
         **schema,
         "$defs": make_parts(),

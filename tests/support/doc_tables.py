@@ -103,6 +103,15 @@ _BLOCK = re.compile(
     r"(?P<end>^<!-- end of generated -->$)",
     re.DOTALL | re.MULTILINE,
 )
+# The modules whose `__all__` is public. docs/api.md lists them, and single names of others.
+PUBLIC_MODULES = (
+    "weightctl", "weightctl.calibrate", "weightctl.check", "weightctl.deltas", "weightctl.driver",
+    "weightctl.driver.tensor", "weightctl.dtype", "weightctl.engine", "weightctl.errors",
+    "weightctl.families", "weightctl.graph", "weightctl.graph.ops", "weightctl.graph.quantization",
+    "weightctl.graph.weight", "weightctl.graph.weights", "weightctl.nn", "weightctl.nn.layer",
+    "weightctl.nn.models", "weightctl.pipelines.nn.layer", "weightctl.shape", "weightctl.translate",
+    "weightctl.values", "weightctl.verify", "weightctl.weights",
+)  # fmt: skip
 _CODE = re.compile(r"(`[^`]*`)")
 _SECTION = re.compile(r"^### (.*?)$(.*?)(?=^##|\Z)", re.DOTALL | re.MULTILINE)
 _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
@@ -469,6 +478,20 @@ def _list_strategies() -> str:
     return _table(("strategy", "required settings", "optional settings"), rows)
 
 
+def _list_public_names() -> str:
+    rows = ((f"`{name}`", _codes(load(name).__all__)) for name in PUBLIC_MODULES)
+    return _table(("module", "names"), rows)
+
+
+def _list_schemas() -> str:
+    rows = [
+        (f"`{path.name}`", document["title"], document["version"])
+        for path in sorted(SCHEMA.parent.glob("*.json"))
+        for document in [json.loads(path.read_text("utf-8"))]
+    ]
+    return _table(("schema", "of", "version"), rows)
+
+
 _TABLES: dict[str, Callable[..., str]] = {
     "block-types": _list_block_types,
     "causes": _list_causes,
@@ -481,8 +504,10 @@ _TABLES: dict[str, Callable[..., str]] = {
     "formats": _list_formats,
     "json": _list_json_keys,
     "options": _list_options,
+    "public-names": _list_public_names,
     "recipes": _list_recipes,
     "rules": list_rules,
+    "schemas": _list_schemas,
     "schemes": _list_schemes,
     "written": _list_written,
     "strategies": _list_strategies,

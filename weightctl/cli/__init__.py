@@ -267,12 +267,23 @@ def main() -> NoReturn:
         command = next((word for word in words if word in COMMANDS), "")
         complain(explain_call_error(error, command), as_json=_wants_json(words))
         sys.exit(2)
-    except (WeightctlError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EMFILE:
-            error = WeightctlError(str(error), hint="raise the limit with `ulimit -n`")
-        complain(error, as_json=_wants_json(words))
+    except Exception as error:
+        if (known := _explain(error)) is None:
+            raise
+        complain(known, as_json=_wants_json(words))
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: Exception) -> WeightctlError | OSError | None:
+    """Return the error to show; None for a fault of weightctl."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return WeightctlError(str(error), hint="raise the limit with `ulimit -n`")
+    if isinstance(error, WeightctlError | OSError):
+        return error
+    from weightctl.system.registry import find_culprit  # only on an error
+
+    return find_culprit(error)
 
 
 def _wants_json(words: list[str]) -> bool:

@@ -143,14 +143,14 @@ def _list_supported(kind: str) -> str:
         if kind == "descriptions_of_checks":
             return "\n".join(f"  {name}  {check.about}" for name, check in CHECKS.items())
         return ", ".join(CHECKS)
+    from weightctl.plan.scheme_names import list_written
     from weightctl.plan.type_names import list_recipes, plain_types, single_types
-    from weightctl.schemes import WRITTEN
 
     lists: dict[str, Iterable[str]] = {
         "recipes": list_recipes(),
         "single_types": single_types(),
         "plain_types": plain_types(),
-        "schemes": WRITTEN,
+        "schemes": list_written(),
     }
     return ", ".join(lists[kind])
 

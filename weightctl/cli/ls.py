@@ -590,8 +590,10 @@ def list_families() -> Iterator[FamilyEntry]:
     """Yield all supported families in the order of their names."""
     # These imports load the index of families, and `load` their modules.
     from weightctl.families import FAMILIES
+    from weightctl.families.added import add_installed_families
     from weightctl.sharding.vllm_names import VLLM_FAMILIES
 
+    add_installed_families()
     for name, line in sorted(FAMILIES.items()):
         family = line.load()
         yield FamilyEntry(

@@ -61,10 +61,10 @@ def complete_checks() -> list[str]:
 
 def complete_quant_types(incomplete: str) -> list[str]:
     """Return the recipes and types that --quant accepts, in the letter case of `incomplete`."""
+    from weightctl.plan.scheme_names import list_written
     from weightctl.plan.type_names import list_recipes, single_types
-    from weightctl.schemes import WRITTEN
 
-    return _in_case_of(incomplete, [*list_recipes(), *single_types(), *WRITTEN])
+    return _in_case_of(incomplete, [*list_recipes(), *single_types(), *list_written()])
 
 
 def complete_types(incomplete: str) -> list[str]:

@@ -84,10 +84,10 @@ def explain_call_error(error: Any, command: str) -> WeightctlError:
 
 
 def _is_type(text: str) -> bool:
+    from weightctl.plan.scheme_names import list_written
     from weightctl.plan.type_names import list_recipes, single_types
-    from weightctl.schemes import WRITTEN
 
-    return text.upper() in {*list_recipes(), *single_types(), *WRITTEN}
+    return text.upper() in {*list_recipes(), *single_types(), *list_written()}
 
 
 def _reword(text: str) -> str:

@@ -7,7 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weightctl.errors import FormatError
+from weightctl.errors import ConversionError, FormatError, WeightctlError
+from weightctl.families.family import Family
 from weightctl.families.family_files import read_family
 from weightctl.families.file_tables import open_table
 from weightctl.families.index import FAMILIES, FamilyLine
@@ -36,10 +37,13 @@ def add_family(path: str | Path) -> str:
         _refuse_known(path, place.stem, types, TOWERS, "tower")
         TOWERS[place.stem] = TowerLine(place, types, tower)
         return place.stem
-    family = read_family(path, lambda base: FAMILIES[base].load())
+    return _add(str(place), read_family(path, lambda base: FAMILIES[base].load()))
+
+
+def _add(source: str, family: Family) -> str:
     types = tuple(family.model_types)
-    _refuse_known(path, family.name, types, FAMILIES, "family")
-    FAMILIES[family.name] = FamilyLine(str(place), family.gguf_name, types, family)
+    _refuse_known(source, family.name, types, FAMILIES, "family")
+    FAMILIES[family.name] = FamilyLine(source, family.gguf_name, types, family)
     return family.name
 
 
@@ -89,9 +93,19 @@ def _restore(table: dict[str, Any], before: Mapping[str, Any], names: Iterable[s
 def add_installed_families() -> bool:
     """Add the families of installed packages; return whether there are any.
 
-    An entry point in the group `weightctl.families` is the path of a file.
+    An entry point in the group `weightctl.families` is the path of a file, or a `Family`. Raises
+    `ConversionError` for other objects, and for families that cannot be added.
     """
     found = load_entry_points(ENTRY_POINTS)
-    for _, path in found:
-        add_family(path)
+    for each in found:
+        try:
+            if isinstance(each.value, Family):
+                _add(each.place, each.value)
+            elif isinstance(each.value, str | Path):
+                add_family(each.value)
+            else:
+                form = "neither the path of a file nor a `weightctl.families.family.Family`"
+                raise ConversionError(f"it is {form}")
+        except (WeightctlError, OSError) as error:
+            raise ConversionError(f"{each.place}: {error}", hint=each.remedy) from error
     return bool(found)

@@ -135,7 +135,7 @@ class DiffusionPackage(Protocol):
 
 @cache
 def _load_packages() -> tuple[DiffusionPackage, ...]:
-    return tuple(package for _, package in load_entry_points(_ENTRY_POINTS))
+    return tuple(each.value for each in load_entry_points(_ENTRY_POINTS))
 
 
 def list_diffusion_families() -> dict[str, DiffusionEntry]:

@@ -7,8 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.errors import ConversionError
-from weightctl.system.registry import load, load_entry_points
-from weightctl.text.untyped import is_object
+from weightctl.system.registry import load, load_tables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -125,21 +124,7 @@ def added_formats() -> Mapping[str, FormatLine]:
     `FORMATS` is the right one. Raises `ConversionError` if a package adds what is not a table of
     formats, or a format that exists already.
     """
-    added: dict[str, FormatLine] = {}
-    for name, table in load_entry_points(ENTRY_POINTS):
-        if not is_object(table) or not all(isinstance(each, FormatLine) for each in table.values()):
-            raise ConversionError(
-                f"the entry point `{name}` of the group {ENTRY_POINTS} is not a table of formats",
-                hint="it must be a dictionary of names and of `weightctl.formats.FormatLine`",
-            )
-        if twice := [each for each in table if each in {**_OWN, **added}]:
-            raise ConversionError(
-                f"the entry point `{name}` of the group {ENTRY_POINTS} adds the format "
-                f"`{twice[0]}`, which exists already",
-                hint="remove its package, or give the format another name",
-            )
-        added |= table
-    return added
+    return load_tables(ENTRY_POINTS, FormatLine, _OWN, "format")
 
 
 def list_formats() -> dict[str, FormatLine]:
@@ -170,7 +155,7 @@ def find_format(name: str) -> FormatLine:
 
 def format_module(name: str) -> Format:
     """Return the format of this name; raises `ConversionError` if there is none."""
-    return cast("Format", load(find_format(name).module))
+    return cast("Format", load(find_format(name).module, "weightctl.formats.base:Format"))
 
 
 def has_type(name: str, encoding: Encoding) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from zlib import crc32
 
 from weightctl.errors import ConversionError
@@ -72,6 +72,7 @@ class Part(NamedTuple):
     tensors: int
 
 
+@runtime_checkable
 class Format(Protocol):
     """A container format; each has one module and one line in `weightctl.formats.FORMATS`."""
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.errors import ConversionError
 from weightctl.plan.toml_file import read_toml
-from weightctl.plan.type_names import block_types
-from weightctl.schemes import WRITTEN
-from weightctl.system.registry import load
+from weightctl.plan.type_names import block_types, list_recipes, plain_types
+from weightctl.schemes import WRITTEN, added_schemes
+from weightctl.system.registry import refuse_added
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
 from weightctl.text.wording import join_names
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from weightctl.schemes.scheme import SchemeChoice, WrittenScheme
 
@@ -79,13 +80,40 @@ def find_scheme(quant: object, *, is_directory: bool) -> SchemeRecipe | None:
 
 def list_schemes() -> list[WrittenScheme]:
     """Return the schemes that weightctl writes, in table order."""
-    return [cast("WrittenScheme", load(record)) for record in WRITTEN.values()]
+    from weightctl.schemes.scheme import load_written
+
+    return [load_written(reference) for reference in list_written().values()]
+
+
+@cache
+def list_written() -> Mapping[str, str]:
+    """Return the references of all written schemes by name, those of installed packages last.
+
+    Raises `ConversionError` if a package adds the name of another scheme, or of a type or recipe.
+    """
+    written = dict(WRITTEN)
+    taken = {*map(_fold, WRITTEN), *_list_types()}
+    for line in added_schemes().values():
+        for name, reference in line.written.items():
+            if _fold(name) in taken:
+                raise refuse_added(reference, f"adds the type `{name}`, which exists already")
+            taken.add(_fold(name))
+            written[name] = reference
+    return written
+
+
+def _list_types() -> set[str]:
+    return set(map(_fold, [*list_recipes(), *block_types(), *plain_types()]))
 
 
 def _scheme_named(text: str) -> WrittenScheme | None:
-    known = {_fold(name): name for name in WRITTEN}
-    name = known.get(_fold(text))
-    return None if name is None else cast("WrittenScheme", load(WRITTEN[name]))
+    from weightctl.schemes.scheme import load_written
+
+    wanted = _fold(text)
+    is_own = wanted in {*map(_fold, WRITTEN), *_list_types()}
+    table = WRITTEN if is_own else list_written()
+    found = next((table[name] for name in table if _fold(name) == wanted), None)
+    return None if found is None else load_written(found)
 
 
 def _fold(name: str) -> str:

@@ -10,6 +10,7 @@ from weightctl.dtype import ENCODINGS, Encoding, QuantizationEncoding, as_dtype
 from weightctl.dtype.types import parse_encoding
 from weightctl.errors import ConversionError, EncodingError
 from weightctl.plan.recipe_lines import LLAMA_RECIPES, Recipe, RecipeLine
+from weightctl.plan.scheme_names import list_written
 from weightctl.plan.toml_file import read_toml
 from weightctl.plan.type_names import (
     block_types,
@@ -20,7 +21,6 @@ from weightctl.plan.type_names import (
     single_types,
     type_named,
 )
-from weightctl.schemes import WRITTEN
 from weightctl.storage.location import parse_location
 from weightctl.text.patterns import regular_expression
 from weightctl.text.untyped import is_object
@@ -139,7 +139,7 @@ def _parse_type(text: str) -> Encoding:
     try:
         return parse_encoding(text)
     except EncodingError as error:
-        known = dict.fromkeys([*LLAMA_RECIPES, *block_types(), *WRITTEN])
+        known = dict.fromkeys([*LLAMA_RECIPES, *block_types(), *list_written()])
         raise ConversionError(
             f"`{text}` is neither a recipe nor a type", hint=_suggest(text, known)
         ) from error
@@ -157,7 +157,7 @@ def _suggest(text: str, known: Iterable[str]) -> str:
 def _list_all() -> str:
     return (
         f"recipes: {', '.join(list_recipes())}; types: {', '.join(single_types())}; types for a "
-        f"model directory: {', '.join(WRITTEN)}; a path that ends in .toml is a recipe file"
+        f"model directory: {', '.join(list_written())}; a path that ends in .toml is a recipe file"
     )
 
 

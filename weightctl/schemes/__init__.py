@@ -9,19 +9,30 @@ other than those of `arrays` are read without NumPy.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["SCHEMES", "WRITTEN", "SchemeLine"]
+from weightctl.system.registry import load_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["SCHEMES", "WRITTEN", "SchemeLine", "added_schemes"]
 
 
 class SchemeLine(NamedTuple):
     """An entry of the table of schemes: where its record is, and how the names of its scales end.
 
-    The record is loaded if a tensor has such a name.
+    The record is loaded if a tensor has such a name. Two fields are for schemes of packages.
+    `written` has the references of the `WrittenScheme`s by the names that users give them.
+    `method` is the `quant_method` of settings that only the scheme checks, in lower case.
     """
 
     record: str
     scales: tuple[str, ...]
+    written: Mapping[str, str] = MappingProxyType({})
+    method: str = ""
 
 
 _SCALED = (".scale", "_scale", "_scale_inv", ".scales", ".scale_weight")
@@ -69,3 +80,12 @@ WRITTEN: dict[str, str] = {
     "BNB-NF4": "weightctl.schemes.bitsandbytes:BNB_NF4",
     "BNB-INT8": "weightctl.schemes.bitsandbytes:BNB_INT8",
 }
+
+
+@cache
+def added_schemes() -> Mapping[str, SchemeLine]:
+    """Return the schemes of installed packages, which are looked for when no other is found.
+
+    Raises the errors of `load_tables`.
+    """
+    return load_tables("weightctl.schemes", SchemeLine, SCHEMES, "scheme")

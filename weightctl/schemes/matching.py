@@ -6,8 +6,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, WeightctlError
-from weightctl.schemes import SCHEMES
+from weightctl.schemes import SCHEMES, added_schemes
 from weightctl.schemes.buffers import is_activation_scale, is_buffer, is_optimizer_state
 from weightctl.schemes.naming import ACTIVATIONS, Quantized
 from weightctl.schemes.scheme import load_scheme
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
 
 # Endings of the names of scales. A scheme's record is loaded if there is a name with its ending.
 MARKS = tuple(dict.fromkeys(ending for line in SCHEMES.values() for ending in line.scales))
+# Encodings that can hold packed values.
+_PACKED = frozenset(
+    name
+    for name, encoding in ENCODINGS.items()
+    if encoding.dtype is not None and (encoding.size == 1 or not encoding.dtype.is_float)
+)
 # The maximum size of a tensor whose content is read.
 _MAX_READ = 4096
 
@@ -40,13 +47,13 @@ def find_quantized(
     tensors, extents, content = header.tensors, header.extents, _Contents(read)
     found: dict[str, Quantized] = {}
     owner: dict[str, str] = {}
-    marks = _find_marks(tensors)
-    if settings is None:
-        settings = read_settings(header) if marks else Settings({})
-    settings.assign(list_layers(tensors))
-    for mark in marks:
-        for names, schemes in _find_ways(mark).items():
-            candidate = names.gather(tensors[mark], tensors, settings, content)
+    stated: Settings | None = None
+    for mark, ways in _list_marks(tensors, owner):
+        if stated is None:
+            stated = read_settings(header) if settings is None else settings
+            stated.assign(list_layers(tensors))
+        for names, schemes in ways.items():
+            candidate = names.gather(tensors[mark], tensors, stated, content)
             if candidate is None:
                 continue
             name, own = candidate.layer + names.weight, candidate.names
@@ -76,10 +83,11 @@ def list_scheme_tensors(header: Header) -> set[str]:
 
 
 def _list_groups(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, ...]]:
-    nothing = Settings({})
-    for mark in _find_marks(tensors):
-        for names in _find_ways(mark):
+    nothing, grouped = Settings({}), set[str]()
+    for mark, ways in _list_marks(tensors, grouped):
+        for names in ways:
             if candidate := names.gather(tensors[mark], tensors, nothing, _read_nothing):
+                grouped.update(candidate.names)
                 yield candidate.names
 
 
@@ -99,28 +107,44 @@ def refuse_separated(tensors: Mapping[str, TensorInfo], kept: Container[str]) ->
             )
 
 
-def load_schemes(ending: str = "") -> dict[str, Scheme]:
-    """Return the schemes whose scales can have names with this ending, in table order."""
+def load_schemes(ending: str = "", *, added: bool = False) -> dict[str, Scheme]:
+    """Return the schemes whose scales can have names with this ending, in table order.
+
+    With `added`, they are those of installed packages.
+    """
     return {
         name: load_scheme(name)
-        for name, line in SCHEMES.items()
+        for name, line in (added_schemes() if added else SCHEMES).items()
         if any(ending.endswith(scales) or scales.endswith(ending) for scales in line.scales)
     }
 
 
-def _find_ways(mark: str) -> Mapping[NameEndings, dict[str, Scheme]]:
-    """Return the possible names of the tensors beside these scales, each with its schemes.
+def _list_marks(
+    tensors: Mapping[str, TensorInfo], owned: Container[str]
+) -> Iterator[tuple[str, Mapping[NameEndings, dict[str, Scheme]]]]:
+    """Yield names that can be those of scales, and possible names of the tensors beside them.
 
-    The result depends only on the last segment of the name.
+    Installed packages are asked last, and only if a tensor that can hold packed values is then not
+    in `owned`, to which the caller adds tensors.
     """
-    return _find_ways_of(mark[mark.rfind(".") + 1 :])
+    for mark in _find_marks(tensors, MARKS):
+        yield mark, _find_ways(mark[mark.rfind(".") + 1 :], added=False)
+    packed = (info for info in tensors.values() if info.encoding.name in _PACKED)
+    if any(info.name not in owned and not is_buffer(info) for info in packed):
+        endings = (ending for line in added_schemes().values() for ending in line.scales)
+        for mark in _find_marks(tensors, tuple(endings)):
+            yield mark, _find_ways(mark[mark.rfind(".") + 1 :], added=True)
 
 
 @lru_cache(maxsize=256)  # a model has few different names of scales, each in many layers
-def _find_ways_of(last: str) -> Mapping[NameEndings, dict[str, Scheme]]:
+def _find_ways(last: str, *, added: bool) -> Mapping[NameEndings, dict[str, Scheme]]:
+    """Return the possible names of the tensors beside scales, each with its schemes.
+
+    The result depends only on the last segment of the name of the scales.
+    """
     ending = "." + last
     ways: dict[NameEndings, dict[str, Scheme]] = {}
-    for name, scheme in load_schemes(ending).items():
+    for name, scheme in load_schemes(ending, added=added).items():
         for names in scheme.names:
             if ending.endswith(names.scales) or names.scales.endswith(ending):
                 ways.setdefault(names, {})[name] = scheme
@@ -132,10 +156,10 @@ def _label(scheme: Scheme, bits: int, element: str) -> str:
     return scheme.label.format(bits=bits, element=element)
 
 
-def _find_marks(names: Iterable[str]) -> list[str]:
+def _find_marks(names: Iterable[str], endings: tuple[str, ...]) -> list[str]:
     """Return the names that can be those of scales."""
     # Nearly all names have this ending, and no scales do.
-    return [name for name in names if not name.endswith(".weight") and name.endswith(MARKS)]
+    return [name for name in names if not name.endswith(".weight") and name.endswith(endings)]
 
 
 def list_layers(names: Iterable[str]) -> Iterator[str]:

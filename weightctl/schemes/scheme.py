@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from weightctl.schemes import SCHEMES
+from weightctl.schemes import SCHEMES, added_schemes
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -54,8 +54,14 @@ class Scheme:
 
 
 def load_scheme(name: str) -> Scheme:
-    """Return the scheme with a name of `SCHEMES`."""
-    return cast("Scheme", load(SCHEMES[name].record))
+    """Return the scheme with a name of `SCHEMES`, or of a package."""
+    line = SCHEMES.get(name) or added_schemes()[name]
+    return cast("Scheme", load(line.record, f"{__name__}:Scheme"))
+
+
+def load_written(reference: str) -> WrittenScheme:
+    """Return the written scheme that a table refers to."""
+    return cast("WrittenScheme", load(reference, f"{__name__}:WrittenScheme"))
 
 
 class SchemeOptions(NamedTuple):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import ConversionError
 from weightctl.formats.huggingface import CONFIG, config
+from weightctl.schemes import added_schemes
 from weightctl.text.untyped import is_list, is_object
 from weightctl.text.wording import pluralize
 
@@ -114,7 +115,7 @@ class Settings:
         """Return notes on settings that are taken for those of another layer.
 
         Raises `ConversionError` for settings that are not known, because values of weights can
-        depend on them.
+        depend on them. Those of a scheme of an installed package are left to it.
         """
         known = {*layers, *self._layers.values()}
         for path, value in _list_unknown(self._found):
@@ -125,6 +126,9 @@ class Settings:
                 wrong = next((name for name, _ in _list_unknown(value, f"{path}: ")), "")
             is_same = is_object(value) and all(self._found.get(k) == v for k, v in value.items())
             if wrong and not is_same:
+                method = self.text("quant_method")
+                if method and any(method == line.method for line in added_schemes().values()):
+                    return ()
                 layer = ", and no layer has this name" if is_object(value) else ""
                 raise ConversionError(
                     f"{self.where} has the quantization setting `{wrong}` with the value "

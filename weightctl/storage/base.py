@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from weightctl.errors import OutputError
+from weightctl.errors import FormatError, OutputError
 from weightctl.system.temporary import without_temporary
 
 if TYPE_CHECKING:
@@ -25,8 +25,12 @@ class Entry(NamedTuple):
     size: int = 0
 
 
+@runtime_checkable
 class Store(Protocol):
-    """A storage other than local files; paths are URLs."""
+    """A storage other than local files; paths are URLs.
+
+    A subclass opens, finds and lists files; by default, it is read-only, and has no caches.
+    """
 
     def open(self, path: str) -> Reader:
         """Open a file for reading; raises `FormatError` if it cannot be opened."""
@@ -46,7 +50,10 @@ class Store(Protocol):
 
     def uploads(self, path: str) -> Uploads:
         """Return the interface for writing; raises `OutputError` if the storage is read-only."""
-        ...
+        raise OutputError(
+            f"{path}: weightctl cannot write to {path.partition(':')[0]}:// URLs",
+            hint="write to a local path, and upload it with the tool of the store",
+        )
 
     def refresh(self, path: str) -> None:
         """Remove a path and its directory from caches, so that they are requested again."""
@@ -153,13 +160,16 @@ class Reader(Protocol):
     `path` is its name in messages, and `size` the number of its bytes. `written` is the time of the
     last write in nanoseconds, or a number that is derived from the version of an object. `size` and
     `written` do not change after opening. `tag` is the ETag of a remote file, empty for others.
+
+    A subclass sets `path`, `size` and `written`, and reads; by default, it prepares nothing, and
+    cannot find that a file has changed.
     """
 
     path: str
     size: int
     written: int
 
-    tag: str
+    tag: str = ""
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` at `offset`, or fewer if the file ended earlier when it was opened.
@@ -177,7 +187,10 @@ class Reader(Protocol):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`; raises the errors of `read`."""
-        ...
+        found = self.read(offset, len(buffer))
+        if len(found) < len(buffer):
+            raise FormatError(self.path, offset + len(found), "the file ends here")
+        buffer[:] = found
 
     def range(self, start: int = 0, stop: int | None = None) -> FileRange:
         """Return a range of the file's bytes, which are read on demand."""
@@ -188,7 +201,9 @@ class Reader(Protocol):
 
         Raises `FormatError` if the file cannot be read or has become shorter.
         """
-        ...
+        made = memoryview(bytearray(nbytes))
+        self.read_into(offset, made)
+        return made
 
     def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
         """Copy bytes to a file descriptor without reading them; return how many were copied.
@@ -196,14 +211,16 @@ class Reader(Protocol):
         The bytes are written at offset `at`, or appended if `at` is None. The result may be smaller
         than `nbytes`; 0 means that the caller has to read the bytes.
         """
-        ...
+        del offset, nbytes, descriptor, at
+        return 0
 
     def expect(self, offset: int, nbytes: int) -> bool:
         """Prepare for a later read of a range, up to the end of the file.
 
         Return False if not all of the range could be prepared at this time.
         """
-        ...
+        del offset, nbytes
+        return True
 
     def refuse_change(self) -> None:
         """Raise `FormatError` if the file has changed since it was opened."""

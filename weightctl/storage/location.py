@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from weightctl.errors import FormatError
-from weightctl.system.registry import load, name_install
+from weightctl.system.registry import load, load_tables, name_install
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weightctl.storage.base import Store
 
 
@@ -51,6 +54,17 @@ STORAGES = {
     ),
 }
 _STORES: dict[str, Store] = {}
+
+
+@cache
+def added_storages() -> Mapping[str, StorageLine]:
+    """Return the storages of installed packages, which are looked for if a scheme is not known.
+
+    Raises the errors of `load_tables`.
+    """
+    return load_tables("weightctl.stores", StorageLine, STORAGES, "URL scheme")
+
+
 # Maps a URL as it is shown to the full URL, with its signature or password.
 _FULL: dict[str, str] = {}
 # Maps the scheme and host of a URL to the user and password for all URLs of this host.
@@ -145,7 +159,8 @@ def full_url(shown: str) -> str:
 
 def forget_credentials() -> None:
     """Make all storages send requests without credentials from now on."""
-    os.environ.update({line.anonymous: "true" for line in STORAGES.values() if line.anonymous})
+    lines = (*STORAGES.values(), *added_storages().values())
+    os.environ.update({line.anonymous: "true" for line in lines if line.anonymous})
 
 
 def is_remote(text: str) -> bool:
@@ -155,7 +170,7 @@ def is_remote(text: str) -> bool:
 
 def has_commits(text: str) -> bool:
     """Whether text is a URL in a repository, where files appear in commits."""
-    return is_remote(text) and STORAGES[_scheme_of(text)].commits
+    return is_remote(text) and _line_of(_scheme_of(text)).commits
 
 
 def store_of(text: str) -> Store | None:
@@ -166,10 +181,11 @@ def store_of(text: str) -> Store | None:
     scheme = _scheme_of(text)
     if scheme in {"", "file"}:
         return None
-    line = STORAGES[scheme]
+    line = _line_of(scheme)
     if line.module not in _STORES:
         try:
-            _STORES[line.module] = load(line.module)()
+            store = load(line.module, "weightctl.storage.base:Store")
+            _STORES[line.module] = cast("Store", store())
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("weightctl"):
                 raise
@@ -186,7 +202,12 @@ def _scheme_of(text: str) -> str:
     """Return the scheme of a URL in lower case, empty for a path."""
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower() if separator else ""
-    return scheme if scheme in STORAGES else ""
+    is_known = scheme in STORAGES or (scheme.isalnum() and scheme in added_storages())
+    return scheme if is_known else ""
+
+
+def _line_of(scheme: str) -> StorageLine:
+    return STORAGES.get(scheme) or added_storages()[scheme]
 
 
 def hint_for_missing(text: str) -> str:

@@ -2,4 +2,4 @@
 
 # Also as `weightctl.__version__`. Modules below import it from here, so that none imports the whole
 # package.
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -45,8 +45,8 @@ def plan_layout(
     is_asked = names.value == "openai" or format_name not in FORMATS | DIRECTORY_FORMATS
     if not is_asked and find_layout(header_of(weights)) is None:
         return None
-    for _, make_plan in load_entry_points(_ENTRY_POINTS):
-        plan: Plan | None = make_plan(weights, format_name, names, is_model=is_model)
+    for each in load_entry_points(_ENTRY_POINTS):
+        plan: Plan | None = each.value(weights, format_name, names, is_model=is_model)
         if plan is not None:
             return plan
     return None

@@ -68,8 +68,8 @@ def _open_names(path: str, names: Sequence[str], format_name: str | None) -> Sou
         if found is not None:
             return found
     if format_name is None and not _MARKS.isdisjoint(names):
-        for _, open_directory in load_entry_points(_DIRECTORIES):
-            found = open_directory(path, names)
+        for each in load_entry_points(_DIRECTORIES):
+            found = each.value(path, names)
             if found is not None:
                 return cast("Source", found)
     return _open_ranks(path, names, format_name)

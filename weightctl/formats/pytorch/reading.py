@@ -176,9 +176,9 @@ def _read(file: Reader) -> Header:
 
 
 def _read_tar(file: Reader) -> Stream:
-    for name, read_form in load_entry_points(_FORMS):
-        if name == "tar":
-            stream: Stream = read_form(file.range())
+    for each in load_entry_points(_FORMS):
+        if each.name == "tar":
+            stream: Stream = each.value(file.range())
             return stream
     text = "it is a tar file of torch, and no installed package reads it"
     raise FormatError(file.path, None, text, hint="install weightctl again")

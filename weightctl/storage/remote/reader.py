@@ -222,11 +222,6 @@ class RemoteReader(Reader):
         while not self._ahead.take(offset, stop, use):
             self._ahead.expect(offset, nbytes, is_needed=True)
 
-    def private(self, offset: int, nbytes: int) -> memoryview:
-        made = memoryview(bytearray(nbytes))
-        self.read_into(offset, made)
-        return made
-
     def copy_into(self, offset: int, nbytes: int, descriptor: int, at: int | None = None) -> int:
         """Write received bytes to a file descriptor, without a copy in memory.
 

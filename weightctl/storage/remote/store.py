@@ -17,8 +17,8 @@ import obstore
 from obstore import exceptions
 from obstore.store import HTTPStore
 
-from weightctl.errors import FormatError, OutputError
-from weightctl.storage.base import Entry
+from weightctl.errors import FormatError
+from weightctl.storage.base import Entry, Store
 from weightctl.storage.location import full_url
 from weightctl.storage.remote.failures import translate_error
 from weightctl.storage.remote.reader import FIRST_BLOCK, RemoteObject, RemoteReader
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
-    from weightctl.storage.base import Bytes, Reader, Uploads
+    from weightctl.storage.base import Bytes, Reader
     from weightctl.storage.remote.reader import Fetch
 
 # Suffixes of files that only exist next to local files, and are not requested.
@@ -55,7 +55,7 @@ class RemoteEntry(NamedTuple):
         return Entry(self.is_directory, self.object.size)
 
 
-class RemoteStore(ABC):
+class RemoteStore(Store, ABC):
     """A storage of objects whose names have slashes, as if they were in directories.
 
     A directory is listed once, after a file in it was found, and the listing is kept until
@@ -124,13 +124,6 @@ class RemoteStore(ABC):
         if listing is None:
             raise translate_error(PermissionError("it cannot be listed"), directory, "listed")
         return {name: listed.entry for name, listed in listing.items()}
-
-    def uploads(self, path: str) -> Uploads:
-        """Raise `OutputError`; storages that can be written override this method."""
-        raise OutputError(
-            f"{path}: weightctl cannot write to {path.partition(':')[0]}:// URLs",
-            hint="write to a local path, and upload it with the tool of the store",
-        )
 
     def refresh(self, path: str) -> None:
         """Remove a path, its directory, and everything in that directory from the caches."""

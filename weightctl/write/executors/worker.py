@@ -102,7 +102,9 @@ class PlanRequest(NamedTuple):
         from weightctl.families import FAMILIES
         from weightctl.families.towers import TOWERS
 
-        added = [line.source for line in FAMILIES.values() if line.family is not None]
+        # A worker finds the families of installed packages itself, of which some have no file.
+        lines = (line for line in FAMILIES.values() if line.family is not None)
+        added = [line.source for line in lines if os.path.isfile(line.source)]
         added += [str(line.source) for line in TOWERS.values() if line.tower is not None]
         return cls(function, arguments, added)
 
