@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,7 +24,7 @@ from outcomes import random_model
 from weightctl import open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
 PYTHON = shlex.split(os.environ.get("WEIGHTCTL_WINDOWS", ""))
@@ -42,16 +43,23 @@ def there(path: Path | str) -> str:
     return "Z:" + str(path).replace("/", "\\")
 
 
-def start_there(*words: str, **environment: str) -> subprocess.Popen[str]:
+COMMAND = ("-m", "weightctl")
+
+
+def start_there(
+    *words: str, command: tuple[str, ...] = COMMAND, **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*PYTHON, "-m", "weightctl", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [*PYTHON, *command, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, encoding="utf-8", cwd=ROOT, env=os.environ | environment,
     )  # fmt: skip
 
 
-def run_there(*words: str, code: int = 0) -> str:
+def run_there(
+    *words: str, code: int = 0, command: tuple[str, ...] = COMMAND, **environment: str
+) -> str:
     """Return what a command prints on Windows, stdout and stderr together."""
-    started = start_there(*words)
+    started = start_there(*words, command=command, **environment)
     out, errors = started.communicate()
     assert started.returncode == code, out + errors
     return out + errors
@@ -187,6 +195,38 @@ def test_a_killed_conversion_is_continued(large: Path, tmp_path: Path) -> None:
     assert [each.name for each in out.parent.iterdir()] == [out.name]
 
 
+STOPPED_SHARDS = """
+import sys, weightctl
+from weightctl.write import journal
+journal.BEGIN_AFTER = 0.0
+def stop(count):
+    global left
+    if (left := left - count) < 0:
+        raise KeyboardInterrupt
+left = 1_500_000
+try:
+    weightctl.shard(*sys.argv[1:], tp=2, threads=1, progress=stop)
+except KeyboardInterrupt:
+    print(weightctl.shard(*sys.argv[1:], tp=2).saved.kept_bytes)
+"""
+
+
+def test_stopped_shards_are_continued_and_replaced(tmp_path: Path) -> None:
+    run_here("shard", MODEL, str(tmp_path / "here"), "--tp", "2")
+    found = run_there(MODEL, there(tmp_path / "there"), command=("-c", STOPPED_SHARDS))
+    assert int(found) > 1_000_000
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+    source, out = MODEL.replace("/", "\\") + "\\", there(tmp_path / "there") + "\\"
+    run_there("shard", source, out, "--tp", "4", "--force")
+    run_here("shard", MODEL, str(tmp_path / "here"), "--tp", "4", "--force")
+    assert_same_files(tmp_path / "here", tmp_path / "there")
+
+
+def test_a_path_with_a_backslash_at_its_end_is_a_directory(tmp_path: Path) -> None:
+    run_there("convert", MODEL, there(tmp_path / "model.new") + "\\", "--dtype", "f16")
+    assert (tmp_path / "model.new" / "config.json").is_file()
+
+
 def test_a_second_run_to_the_same_output_is_refused(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "out" / "model.gguf"
     out.parent.mkdir()
@@ -208,25 +248,71 @@ time.sleep(60)
 """
 
 
-def test_an_output_that_another_program_reads_stays_whole(quantized: Path, tmp_path: Path) -> None:
-    out = tmp_path / "model.gguf"
-    out.write_bytes(quantized.read_bytes())
+@contextmanager
+def held_open(path: Path) -> Generator[None, None, None]:
     holding = subprocess.Popen(
-        [*PYTHON, "-c", HOLDING, there(out)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [*PYTHON, "-c", HOLDING, there(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    assert holding.stdout is not None
-    holding.stdout.readline()
-    started = start_there("convert", MODEL, there(out), "--quant", "Q8_0", "--force")
-    _, errors = started.communicate()
-    holding.kill()
-    holding.communicate()
-    if started.returncode:
-        assert "cannot be written" in errors
+    try:
+        assert holding.stdout is not None
+        holding.stdout.readline()
+        yield
+    finally:
+        holding.kill()
+        holding.communicate()
+
+
+# `b` is the Restart Manager of wine, which finds no programs; `n` is tests/support/rstrtmgr.c.
+@each(
+    ("manager", "hint"),
+    [
+        ("b", "close the program that has the file open, or check its permissions"),
+        ("n", "close the programs that have the file open: LM Studio (process 4242), Pruefer"),
+    ],
+)  # fmt: skip
+def test_an_output_that_another_program_reads_stays_whole(
+    manager: str, hint: str, quantized: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model.gguf"
+    out.write_bytes(quantized.read_bytes())
+    words = ("convert", MODEL, there(out), "--quant", "Q8_0", "--force")
+    with held_open(out):
+        text = run_there(*words, code=2, WINEDLLOVERRIDES=f"rstrtmgr={manager}")
+        assert "model.gguf cannot be written: Access" in text
+        assert hint in " ".join(text.split())
         assert out.read_bytes() == quantized.read_bytes()
-    run_there("convert", MODEL, there(out), "--quant", "Q8_0", "--force")
+        assert [each.name for each in tmp_path.iterdir()] == [out.name]
+    run_there(*words)
     assert out.stat().st_size > quantized.stat().st_size
     assert [each.name for each in tmp_path.iterdir()] == [out.name]
+
+
+# wine's function for the real path fails if it is long.
+WITHOUT_LINKS = (
+    "import ntpath; ntpath.realpath = ntpath.abspath; from weightctl.cli import main; main()"
+)
+
+
+def test_paths_of_any_length_are_read_and_written(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["x" * 50] * 8)
+    deep.mkdir(parents=True)
+    run_here("convert", MODEL, str(tmp_path / "here.gguf"), "--quant", "Q8_0")
+    run_here("shard", MODEL, str(tmp_path / "here"), "--tp", "2")
+    for words in (
+        ("convert", MODEL, there(deep / "there.gguf"), "--quant", "Q8_0"),
+        ("convert", MODEL, there(deep / "there.gguf"), "--quant", "Q8_0", "--force"),
+        ("shard", MODEL, there(deep / "there"), "--tp", "2"),
+        ("shard", MODEL, there(deep / "there"), "--tp", "2", "--force"),
+        ("ls", there(deep / "there")),
+    ):
+        run_there(*words, command=("-c", WITHOUT_LINKS))
+    assert (deep / "there.gguf").read_bytes() == (tmp_path / "here.gguf").read_bytes()
+    assert_same_files(tmp_path / "here", deep / "there")
+    run_there("edit", there(deep / "there.gguf"), "--set", "general.name=another",
+              command=("-c", WITHOUT_LINKS))  # fmt: skip
+    assert open_weights(deep / "there.gguf").metadata["general.name"].content == "another"
+    assert sorted(each.name for each in deep.iterdir()) == ["there", "there.gguf"]
 
 
 @each("form", ["Z:{}", "\\\\?\\Z:{}", "z:{}"])

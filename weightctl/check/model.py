@@ -14,6 +14,7 @@ from weightctl.formats.open.index import Index, read_index
 from weightctl.formats.open.sets import extra_parts
 from weightctl.formats.recognition import recognize_format
 from weightctl.storage.files import is_directory, is_file, list_names, open_reader
+from weightctl.system.files import SEPARATORS
 from weightctl.text.untyped import is_list, is_object
 from weightctl.verify.request import Request
 from weightctl.verify.subject import Subject
@@ -63,7 +64,7 @@ class CheckedModel:
     def directory(self) -> str | None:
         """The directory whose other files belong to the model; None if there is none."""
         if is_directory(self.path):
-            return self.path.rstrip("/") or "/"
+            return self.path.rstrip(SEPARATORS) or "/"
         beside = os.path.dirname(self.path) or "."
         if format_by_index(self.path) is not None:
             return beside

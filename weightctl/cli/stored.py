@@ -9,6 +9,7 @@ from weightctl.cli import options
 from weightctl.cli.progress import long_bar
 from weightctl.cli.render import split_cells
 from weightctl.inspection.contents import find_alignment
+from weightctl.system.files import relative_name
 from weightctl.text.columns import Cell, make_shape_cells
 from weightctl.text.sizes import format_size
 from weightctl.weights.nodes import natural
@@ -121,7 +122,7 @@ def _file_name(header: Header, path: str) -> str:
     """Return the name of a file; in a sharded checkpoint, its path within the checkpoint."""
     if header.listing is None or not header.shardings:
         return os.path.basename(path)
-    return os.path.relpath(path, os.path.dirname(header.listing))
+    return relative_name(path, os.path.dirname(header.listing))
 
 
 def _number(number: int, count: int) -> str:

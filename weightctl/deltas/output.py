@@ -10,6 +10,7 @@ from weightctl.errors import OutputError
 from weightctl.formats.base import Layout
 from weightctl.storage.base import cannot_write
 from weightctl.storage.location import is_remote
+from weightctl.system.files import SEPARATORS
 from weightctl.write.outcome import Outcome
 from weightctl.write.partial import hold_output
 from weightctl.write.targets import Target, is_stream
@@ -44,9 +45,9 @@ def hold_files(
             f"{path} is not a local file or directory, and the output can only be written there",
             hint="write to a local path first",
         )
-    if not is_directory and (os.path.isdir(path) or path.endswith("/")):
+    if not is_directory and (os.path.isdir(path) or path.endswith(tuple(SEPARATORS))):
         raise OutputError(f"{path} is a directory", hint="use the path of a file for the output")
-    stem = path.rstrip("/") or path
+    stem = path.rstrip(SEPARATORS) or path
     where = Target(stem, _FORMAT, _FILE) if is_directory else Target(stem, _FORMAT)
     names = list(sizes) if is_directory else [os.path.basename(stem)]
     parts = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
@@ -9,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from weightctl.system import __version__
+from weightctl.system.files import SEPARATORS
 from weightctl.text.page.grid import GridCell, draw_grid, find_place, keep_worst
 from weightctl.text.page.markup import (
     TIMES,
@@ -54,7 +56,7 @@ def render_page(path: str, kind: str, rows: Sequence[MeasuredRow], skipped: Sequ
     `kind` is the format of the checkpoint, and `skipped` has the names of tensors that were not
     measured. The page has columns and a heat map of ranks if there are any.
     """
-    name = path.rstrip("/").rpartition("/")[2] or path
+    name = os.path.basename(path.rstrip(SEPARATORS)) or path
     has_ranks = any(not isnan(row.rank) for row in rows)
     main = element(
         "main",

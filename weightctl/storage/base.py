@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from weightctl.errors import FormatError, OutputError
+from weightctl.system.files import explain_open_file
 from weightctl.system.temporary import without_temporary
 
 if TYPE_CHECKING:
@@ -292,9 +293,8 @@ def cannot_write(path: str, error: OSError) -> OutputError:
         errno.EPIPE: "the reader closed the pipe before the end",
     }
     target = os.sep.join(map(without_temporary, path.split(os.sep)))
-    return OutputError(
-        f"{target} cannot be written: {error.strerror}", hint=hints.get(error.errno or 0, "")
-    )
+    hint = explain_open_file(error) or hints.get(error.errno or 0, "")
+    return OutputError(f"{target} cannot be written: {error.strerror}", hint=hint)
 
 
 # Ranges of bytes, in a file or in memory, that are read on demand.

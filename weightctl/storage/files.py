@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from weightctl.storage.location import is_remote, parse_location, store_of
+from weightctl.system.files import SEPARATORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,7 @@ def _at(path: str) -> tuple[Store | None, str]:
 
 def locate_model(text: str) -> str:
     """Return the path or URL of the model that a text names, as `find_model` does."""
-    path = text.rstrip("/")
+    path = text.rstrip(SEPARATORS)
     is_usual = not os.path.basename(path).startswith("models--") and "manifests" not in path
     if is_usual and "://" not in path and os.path.lexists(path):
         return text

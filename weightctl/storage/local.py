@@ -21,6 +21,7 @@ from weightctl.system.files import (
     NO_WAIT,
     copy_range_at,
     enlarge_pipe,
+    explain_open_file,
     map_private,
     open_file,
     read_ahead,
@@ -71,6 +72,8 @@ class FileReader(Reader):
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             hint = _HINTS.get(getattr(error, "errno", None) or 0, hint_for_missing(path))
+            if isinstance(error, OSError):
+                hint = explain_open_file(error) or hint
             kind = MissingFileError if isinstance(error, FileNotFoundError) else FormatError
             raise kind(path, None, reason, hint=hint) from error
         if not stat.S_ISREG(status.st_mode):

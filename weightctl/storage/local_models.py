@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
 from weightctl.storage.location import is_remote, parse_location
+from weightctl.system.files import SEPARATORS
 from weightctl.text.untyped import is_list, is_object
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _find_page(page: re.Match[str]) -> str:
 
 def _find_model_of(path: str) -> str:
     """Return the model that a folder of the cache or a manifest of Ollama stands for, or empty."""
-    parent, name = os.path.split(path.rstrip("/") or path)
+    parent, name = os.path.split(path.rstrip(SEPARATORS) or path)
     if name.startswith(_IN_CACHE) and os.path.isdir(os.path.join(path, "snapshots")):
         return _find_snapshot(parent or ".", name)
     store, separator, _ = os.path.abspath(path).rpartition(f"{os.sep}manifests{os.sep}")

@@ -22,6 +22,7 @@ from weightctl.storage.base import cannot_write
 from weightctl.storage.local import FileReader
 from weightctl.system.files import (
     NO_FOLLOW,
+    explain_open_file,
     lock_file,
     open_file,
     read_at,
@@ -417,7 +418,8 @@ def complete_edit(directory: str, names: Sequence[str] = ()) -> int:
                 f"{changed} cannot be written: {error.strerror}. The edit is recorded but not "
                 "complete: weightctl reads the file as edited, and other programs refuse it or "
                 "read the old one",
-                hint=f"mend the cause, then complete the edit: weightctl edit {changed}",
+                hint=f"{explain_open_file(error) or 'mend the cause'}, then complete the edit: "
+                f"weightctl edit {changed}",
             ) from error
     forget_own_edit(directory)
     return written

@@ -18,6 +18,8 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
+# The characters that a path of a directory may end with.
+SEPARATORS = os.sep + (os.altsep or "")
 # The names of stdout among the files of a system.
 STDOUT_FILES = frozenset({"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"})
 # The capacity that is requested for a pipe, instead of 64 KiB, so that its reader and its writer
@@ -49,6 +51,7 @@ NO_WAIT: int = getattr(os, "O_NONBLOCK", 0)
 
 if sys.platform == "win32":
     from weightctl.system.windows import (
+        explain_open_file,
         lock_file,
         map_private,
         open_file,
@@ -96,6 +99,11 @@ else:
         """Open a file or directory that is then locked."""
         return open_file(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
 
+    def explain_open_file(error: OSError) -> str:
+        """Return a hint if a file cannot be changed because a program has it open; else nothing."""
+        del error  # only Windows refuses that
+        return ""
+
     def sync_directory(path: str) -> None:
         """Wait until the names in a directory are on the disk, if its file system supports it."""
         with suppress(OSError):
@@ -107,11 +115,12 @@ else:
 
 
 __all__ = [
-    "NO_FOLLOW", "NO_TERMINAL", "NO_WAIT", "STDOUT_FILES", "change_mode", "clone_range_at",
-    "copy_range_at", "count_allocated", "enlarge_pipe", "is_device_name", "lock_file",
-    "map_private", "open_file", "open_locked", "read_ahead", "read_at", "read_into_at",
-    "reserve", "send_range", "start_writing_back", "swap_names", "sync", "sync_data",
-    "sync_directory", "wait_for_room", "write_all", "write_all_at", "write_at", "write_durably",
+    "NO_FOLLOW", "NO_TERMINAL", "NO_WAIT", "SEPARATORS", "STDOUT_FILES", "change_mode",
+    "clone_range_at", "copy_range_at", "count_allocated", "enlarge_pipe", "explain_open_file",
+    "is_device_name", "lock_file", "map_private", "open_file", "open_locked", "read_ahead",
+    "read_at", "read_into_at", "relative_name", "reserve", "send_range", "start_writing_back",
+    "swap_names", "sync", "sync_data", "sync_directory", "wait_for_room", "write_all",
+    "write_all_at", "write_at", "write_durably",
 ]  # fmt: skip
 
 
@@ -187,6 +196,11 @@ def count_allocated(path: str) -> int:
     status = os.lstat(path)
     blocks: int | None = getattr(status, "st_blocks", None)
     return status.st_size if blocks is None else 512 * blocks
+
+
+def relative_name(path: str, directory: str) -> str:
+    """Return the path of a file from a directory, with slashes on all systems."""
+    return os.path.relpath(path, directory).replace(os.sep, "/")
 
 
 def is_device_name(path: str) -> bool:

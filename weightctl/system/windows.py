@@ -1,8 +1,9 @@
 """What Windows does otherwise with files and processes: calls of kernel32 by `ctypes`.
 
-Files are opened so that they can be renamed and removed while they are open. A lock is of one byte
-past the end of a file, so that other programs can read it. Directories cannot be locked: a file
-among the user's temporary files is locked in their place.
+Paths may have more than 260 characters in a process that imports this module. Files are opened so
+that they can be renamed and removed while they are open. A lock is of one byte past the end of a
+file, so that other programs can read it. Directories cannot be locked: a file among the user's
+temporary files is locked in their place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import sys
 import tempfile
 from ctypes import wintypes
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 if sys.platform != "win32":
     raise ImportError("this module is for Windows")
@@ -36,6 +40,14 @@ _INVALID_HANDLE = wintypes.HANDLE(-1).value
 _QUERY_LIMITED, _STILL_ACTIVE = 0x1000, 259
 _MOST = 1 << 30
 _EXTENDED_LIMITS, _LIMITS_TIME, _LIMITS_MEMORY = 9, 0x2, 0x100
+# The errors that say, or may say, that another program has a file open: access denied, sharing
+# violation, lock violation.
+_ACCESS_DENIED, _SHARING_VIOLATION = 5, 32
+_MOST_PROGRAMS = 64
+# A bit of the process's environment block: the system then takes paths of more than 260 characters
+# as they are, in all calls. It is not documented, but every program in Go sets it
+# (runtime/os_windows.go). Otherwise a setting of the system decides.
+_OFFSET_OF_BITS, _TAKES_LONG_PATHS = 3, 0x80
 # The pointers that these calls fill.
 _OUTPUTS = {"GetExitCodeProcess": 1, "GetProcessTimes": 4, "CloseHandle": 0}
 
@@ -60,6 +72,50 @@ class _JobLimits(ctypes.Structure):
         ("transfers", ctypes.c_uint64 * 6), ("memory", ctypes.c_size_t),
         ("job_memory", ctypes.c_size_t), ("peak", ctypes.c_size_t), ("job_peak", ctypes.c_size_t),
     )  # fmt: skip
+
+
+class _Program(ctypes.Structure):
+    """RM_PROCESS_INFO of restartmanager.h: a program that has a file open."""
+
+    _fields_ = (
+        ("process", wintypes.DWORD), ("started", wintypes.FILETIME), ("name", wintypes.WCHAR * 256),
+        ("service", wintypes.WCHAR * 64), ("kind", ctypes.c_int), ("status", wintypes.ULONG),
+        ("session", wintypes.DWORD), ("can_restart", wintypes.BOOL),
+    )  # fmt: skip
+
+
+def explain_open_file(error: OSError) -> str:
+    """Return what to do about an error because another program has a file open; empty otherwise."""
+    if error.winerror not in {_ACCESS_DENIED, _SHARING_VIOLATION, _LOCK_VIOLATION}:
+        return ""
+    paths = (os.path.abspath(path) for path in (error.filename, error.filename2) if path)
+    if programs := _list_programs([file for path in paths for file in _list_files(path)]):
+        return f"close the programs that have the file open: {', '.join(programs)}"
+    hint = "close the program that has the file open"
+    return f"{hint}, or check its permissions" if error.winerror == _ACCESS_DENIED else hint
+
+
+def _list_files(path: str) -> Iterator[str]:
+    if os.path.isfile(path):
+        yield path
+    for parent, _, names in os.walk(path):
+        yield from (os.path.join(parent, name) for name in names)
+
+
+def _list_programs(files: list[str]) -> list[str]:
+    """Return the programs that have files open; none if the system does not tell."""
+    library = ctypes.WinDLL("rstrtmgr")
+    session, key = wintypes.DWORD(), ctypes.create_unicode_buffer(33)
+    if library.RmStartSession(ctypes.byref(session), 0, key):
+        return []
+    names, found = (wintypes.LPCWSTR * len(files))(*files), (_Program * _MOST_PROGRAMS)()
+    needed, count, reasons = wintypes.UINT(), wintypes.UINT(len(found)), wintypes.DWORD()
+    filled = ctypes.byref(needed), ctypes.byref(count), found, ctypes.byref(reasons)
+    failed = library.RmRegisterResources(session, len(files), names, 0, None, 0, None)
+    failed = failed or library.RmGetList(session, *filled)
+    library.RmEndSession(session)
+    listed = [] if failed else found[: count.value]
+    return [f"{each.name} (process {each.process})" for each in listed]
 
 
 def open_file(path: str, flags: int, mode: int = 0o666) -> int:
@@ -235,3 +291,12 @@ def _kernel() -> Any:
         ctypes.c_void_p,
     )  # fmt: skip
     return library
+
+
+def _allow_long_paths() -> None:
+    find = ctypes.WinDLL("ntdll").RtlGetCurrentPeb
+    find.restype = ctypes.c_void_p
+    ctypes.c_ubyte.from_address(find() + _OFFSET_OF_BITS).value |= _TAKES_LONG_PATHS
+
+
+_allow_long_paths()

@@ -12,6 +12,7 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.formats.huggingface import CONFIG
 from weightctl.plan.rename import rename_all
 from weightctl.storage.files import is_directory, is_file, locate_model
+from weightctl.system.files import SEPARATORS
 from weightctl.text.wording import join_names
 from weightctl.weights.derived import Derived, tensor_of
 from weightctl.weights.info import TOKENIZER_FILES, Documents
@@ -81,7 +82,7 @@ def _require_path(name: str, given: object) -> None:
 
 def find_directory(given: str, names: Sequence[str], what: str) -> str:
     """Return the directory with one of the files `names`, or that of such a file."""
-    path = locate_model(given).rstrip("/") or "/"
+    path = locate_model(given).rstrip(SEPARATORS) or "/"
     if is_file(path) and os.path.basename(path) in names:
         return os.path.dirname(path) or "."
     if is_directory(path) and any(is_file(os.path.join(path, name)) for name in names):

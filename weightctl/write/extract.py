@@ -12,6 +12,7 @@ from weightctl.formats.huggingface import ADAPTER_CONFIG
 from weightctl.formats.open.opening import open_weights
 from weightctl.plan.plan import Plan
 from weightctl.schemes.dequantize import dequantize_weights
+from weightctl.system.files import SEPARATORS
 from weightctl.text.documents import NOT_DOCUMENTED
 from weightctl.text.wording import join_names, pluralize
 from weightctl.write.convert import convert
@@ -84,7 +85,7 @@ def extract(
             hint="use a path without a suffix; `weightctl convert ADAPTER adapter.gguf --base "
             "MODEL` then writes a file for llama.cpp",
         )
-    where = Target(os.fspath(out).rstrip("/"), "safetensors", "adapter_model.safetensors")
+    where = Target(os.fspath(out).rstrip(SEPARATORS), "safetensors", "adapter_model.safetensors")
     models = [
         dequantize_weights(open_weights(path), in_blocks=False, keeps_shapes=True)
         for path in (base, tuned)

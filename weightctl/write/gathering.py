@@ -14,6 +14,7 @@ from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.plan.plan import Plan
 from weightctl.storage.files import exists, refresh
 from weightctl.storage.location import parse_location
+from weightctl.system.files import SEPARATORS
 from weightctl.weights.tree import Checkpoint
 from weightctl.write.conversion_tasks import ConversionWork, memory_budget
 from weightctl.write.digests import count_checked_bytes, refuse_altered
@@ -90,7 +91,7 @@ def gathering(
     asked = format_name or suffix
     if asked not in {None, plan.format}:
         if format_name and format_name != suffix:
-            stem = os.path.splitext(named)[0] if suffix else named.rstrip(os.sep)
+            stem = os.path.splitext(named)[0] if suffix else named.rstrip(SEPARATORS)
             named = stem + find_format(format_name).suffix
         raise ConversionError(
             f"cannot gather the {plan.format} shards in {path} as {asked}: --gather "

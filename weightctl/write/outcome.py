@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import posixpath
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from weightctl.storage.location import (
     without_file_scheme,
 )
 from weightctl.system import __version__
-from weightctl.system.files import count_allocated
+from weightctl.system.files import SEPARATORS, count_allocated, relative_name
 from weightctl.system.processes import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
@@ -122,7 +123,7 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     are far larger than the files of the source, and `OutputError` if the URL cannot be written.
     """
     written = without_file_scheme(os.fspath(out))
-    if not written.rstrip("/"):
+    if not written.rstrip(SEPARATORS):
         raise ConversionError(
             f"`{written}` is not a valid name of an output", hint="use the path of a directory"
         )
@@ -152,14 +153,14 @@ def describe_shards(plan: ShardPlan, out: str | os.PathLike[str]) -> Outcome:
     refuse_expanded(plan.source, list(read))
     beside = companions(header)
     carried = {
-        os.path.join(directory, name): source
+        posixpath.join(directory, name): source
         for directory in dict.fromkeys(map(os.path.dirname, paths))
         for name, source in beside.items()
         if name != MANIFEST
     }
     listing = [header.listing] if header.listing else []
     inputs = (*header.files, *listing, *beside.values())
-    where = Target(written.rstrip("/"), plan.format, MANIFEST)
+    where = Target(written.rstrip(SEPARATORS), plan.format, MANIFEST)
     return Outcome(where, parts, None, carried, {}, inputs, {}, plan)
 
 
@@ -372,7 +373,7 @@ class Outcome:
         if not self.is_directory or not is_directory(self.path):
             return self.list_replaced()
         new = {*self.names, *self.carried, *self.documents, self.where.file_name}
-        names = [os.path.relpath(path, self.path) for path in _walk(self.path)]
+        names = [relative_name(path, self.path) for path in _walk(self.path)]
         foreign = set(self._list_foreign(self.path))
         old = (name for name in names if name.partition("/")[0] not in foreign)
         return [os.path.join(self.path, name) for name in old if name not in {*new, *foreign}]
@@ -457,7 +458,7 @@ class Outcome:
 
     def _list_foreign(self, directory: str) -> list[str]:
         """Return the names in a directory that the output does not have and cannot have."""
-        found = (os.path.relpath(path, directory) for path in _walk(directory))
+        found = (relative_name(path, directory) for path in _walk(directory))
         if self.shards is None:
             folders = tuple({f"{name.partition('/')[0]}/" for name in self.carried if "/" in name})
             top = [name for name in list_names(directory) if not self.has_name(name)]
@@ -493,13 +494,13 @@ class Outcome:
             return own
         ranks = set(map(os.path.dirname, self.parts))
         beside = {
-            os.path.relpath(name, below or ".")
+            posixpath.relpath(name, below or ".")
             for name in self.carried
             for below in ranks
             if not below or name.startswith(f"{below}/")
         }
         directories = {os.path.dirname(path) for path in paths}
-        carried = (os.path.join(below, name) for below in directories for name in beside)
+        carried = (posixpath.join(below, name) for below in directories for name in beside)
         return own.union(paths, carried)
 
 

@@ -162,7 +162,7 @@ class Partial(OutputRun):
 
     def _clear(self, stays: Iterable[str]) -> None:
         """Remove the files of a stopped run from the directory, except the files `stays`."""
-        wanted = {os.path.join(self.path, name) for name in stays}
+        wanted = {os.path.normpath(os.path.join(self.path, name)) for name in stays}
         for directory, _, names in os.walk(self.path):
             for name in names:
                 path = os.path.join(directory, name)

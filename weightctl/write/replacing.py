@@ -22,7 +22,7 @@ from weightctl.formats.replacement_record import (
     switch_path,
 )
 from weightctl.storage.base import cannot_write
-from weightctl.system.files import swap_names, sync_directory, write_durably
+from weightctl.system.files import explain_open_file, swap_names, sync_directory, write_durably
 from weightctl.system.temporary import aside_name, loadable_name, temporary_name, without_temporary
 from weightctl.write.locks import remove_path
 
@@ -185,7 +185,9 @@ def remove(paths: Iterable[str]) -> None:
                 left.append((path, error))
     if left:
         path, cause = left[0]
-        raise OutputError(f"{path} cannot be removed: {cause.strerror}") from cause
+        raise OutputError(
+            f"{path} cannot be removed: {cause.strerror}", hint=explain_open_file(cause)
+        ) from cause
 
 
 def _write(path: str, content: bytes) -> None:

@@ -34,7 +34,7 @@ from weightctl.storage.location import (
     store_of,
     without_file_scheme,
 )
-from weightctl.system.files import NO_TERMINAL, STDOUT_FILES, is_device_name, open_file
+from weightctl.system.files import NO_TERMINAL, SEPARATORS, STDOUT_FILES, is_device_name, open_file
 from weightctl.text.sizes import format_size
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def target(
         is_slashed = path.endswith("/")
         path = refuse_place(parse_location(path).name) + "/" * is_slashed
         refresh(path)
-    stem = path.rstrip("/")
+    stem = path.rstrip(SEPARATORS)
     if not stem:
         raise ConversionError(
             f"`{path}` is not a valid name of an output", hint="use the path of a file or directory"

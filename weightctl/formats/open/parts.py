@@ -45,6 +45,7 @@ from weightctl.storage.files import (
     prepare,
 )
 from weightctl.storage.location import parse_location
+from weightctl.system.files import SEPARATORS
 from weightctl.system.phases import begin_phase
 from weightctl.system.processes import without_collection
 from weightctl.system.registry import load
@@ -125,7 +126,7 @@ def _find_unsettled(path: str, format_name: str | None) -> PartSet | None:
         parts = switch.parts()
         recognize_format(open_reader(parts.paths[0]), format_name)
         return parts
-    stem = path.rstrip("/")
+    stem = path.rstrip(SEPARATORS)
     aside = None if os.path.lexists(stem) else next(filter(os.path.isdir, asides_of(stem)), None)
     if aside is None:
         return None

@@ -8,6 +8,7 @@ import os
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weightctl.system.files import relative_name
 from weightctl.weights.metadata import as_json
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _files(files: Sequence[Reader]) -> tuple[tuple[str, int, int], ...]:
     paths = [os.path.abspath(file.path) for file in files]
     directory = os.path.commonpath([os.path.dirname(path) for path in paths])
     return tuple(
-        (os.path.relpath(path, directory), file.size, file.written)
+        (relative_name(path, directory), file.size, file.written)
         for path, file in zip(paths, files, strict=True)
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from math import isnan
 from typing import TYPE_CHECKING
 
 from weightctl.system import __version__
+from weightctl.system.files import SEPARATORS
 from weightctl.text.page.markup import (
     DASH,
     Markup,
@@ -48,7 +50,7 @@ _FIRST_PROBLEMS = 40
 def render_page(report: Report) -> str:
     """Return a report as an HTML page that includes its style and charts."""
     outline = make_outline(report)
-    name = report.path.rstrip("/").rpartition("/")[2] or report.path
+    name = os.path.basename(report.path.rstrip(SEPARATORS)) or report.path
     main = element(
         "main",
         _render_header(outline, name),
