@@ -423,6 +423,22 @@ def test_a_tower_of_the_user_is_converted_in_both_directions(tmp_path: Path) -> 
     )
     assert len(after) == len(before)
     assert "toyv" not in TOWERS
+    code = (
+        f"FILES = [{str(tmp_path)!r} + '/toy.toml', {str(tmp_path)!r} + '/toyv.toml']\nA, B = FILES"
+    )
+    site = tmp_path / "site"
+    site.mkdir()
+    install(site, "own", code, "[weightctl.families]", "a = own:A", "b = own:B")
+    mapped = ("convert", text, tmp_path / "back2", "--mmproj", tower)
+    assert run_command(*mapped).returncode == 2
+    with importing_from(site):
+        done = run_command("convert", model, tmp_path / "t.gguf", "--mmproj", tmp_path / "v.gguf")
+        assert done.returncode == 0, done.stderr
+    with importing_from(site):
+        done = run_command(*mapped)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "v.gguf").read_bytes() == tower.read_bytes()
+    assert "toyv" not in TOWERS
 
 
 def test_a_tower_that_cannot_be_added_is_refused(tmp_path: Path) -> None:

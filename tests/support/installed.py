@@ -10,6 +10,7 @@ import pytest
 
 from weightctl.families.added import add_installed_families
 from weightctl.families.index import FAMILIES
+from weightctl.families.towers import TOWERS
 from weightctl.formats import added_formats
 from weightctl.plan.scheme_names import list_written
 from weightctl.schemes import added_schemes
@@ -38,7 +39,7 @@ def install(folder: Path, module: str, code: str, *entries: str) -> None:
 @contextmanager
 def importing_from(folder: Path) -> Generator[None, None, None]:
     """Import also from a folder, in which packages may be installed later."""
-    families = dict(FAMILIES)
+    families, towers = dict(FAMILIES), dict(TOWERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         for cache in CACHES:
@@ -46,8 +47,9 @@ def importing_from(folder: Path) -> Generator[None, None, None]:
         try:
             yield
         finally:
-            FAMILIES.clear()
-            FAMILIES.update(families)
+            for table, before in ((FAMILIES, families), (TOWERS, towers)):
+                table.clear()
+                table.update(before)
             _STORES.clear()
             for cache in CACHES:
                 cache.cache_clear()

@@ -46,7 +46,7 @@ def find_own_tower(text: RecognizedModel) -> RecognizedTower:
     checkpoint has no tower, or one that is not supported.
     """
     kind = text.document.get("model_type")
-    tower = find_tower(kind)
+    tower = find_tower(kind) or (find_tower(kind) if _add_installed() else None)
     # The text model that a checkpoint of the same type can contain without the tower.
     if tower is None or not text.beside:
         what = "no tensors of a tower" if tower is not None else f"the type {show_value(kind)}"
@@ -100,7 +100,8 @@ def read_tower_file(weights: Checkpoint, text: RecognizedModel) -> RecognizedTow
             hint="llama.cpp's converter writes this file with --mmproj",
         )
     named = [header.metadata[key].content for key in _PROJECTORS if key in header.metadata]
-    line = TOWERS.get(str(named[0])) if named else None
+    name = str(named[0]) if named else ""
+    line = TOWERS.get(name) or (TOWERS.get(name) if _add_installed() else None)
     if line is None:
         says = show_value(named[0]) if named else "missing"
         raise ArchitectureError(
@@ -185,6 +186,12 @@ def _complete(
         f"{tower.family.name} are written"
     )
     return {**settings, **{name: usual[name] for name in missing}}, (note,)
+
+
+def _add_installed() -> bool:
+    from weightctl.families.added import add_installed_families  # it looks for packages
+
+    return add_installed_families()
 
 
 def _list_towers() -> str:
