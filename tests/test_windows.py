@@ -334,3 +334,13 @@ def test_a_process_for_untrusted_files_gets_its_limits() -> None:
         [*PYTHON, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr  # wine accepts the limits, and does not enforce them
+
+
+def test_the_input_in_another_spelling_is_not_replaced(tmp_path: Path) -> None:
+    source = ROOT / MODEL / "model.safetensors"
+    (tmp_path / "model.safetensors").write_bytes(source.read_bytes())
+    given, out = there(tmp_path / "model.safetensors"), there(tmp_path / "MODEL.safetensors")
+    text = run_there("convert", given, out, "--dtype", "f16", "--force", code=2)
+    assert "is the input itself" in text
+    assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_bytes() == source.read_bytes()

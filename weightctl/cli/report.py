@@ -20,6 +20,7 @@ from weightctl.errors import OutputError
 from weightctl.plan.plan import is_renamed
 from weightctl.plan.recipe_lines import OTHERWISE
 from weightctl.plan.type_rules import BY_RULE
+from weightctl.system.files import fold_path
 from weightctl.text.columns import Cell, make_shape_cells
 from weightctl.text.sizes import format_size
 from weightctl.text.wording import join_names, pluralize, printable, say_more
@@ -403,18 +404,18 @@ def check_report(
     writes the report.
     """
     force = force or (on is not None and is_shared(on))
-    real = os.path.realpath(path)
+    real, is_output = os.path.realpath(path), fold_path(path) == fold_path(where.path)
     if is_stream(path):
-        if stream_name(path) == stream_name(where.path) or real == os.path.realpath(where.path):
+        if stream_name(path) == stream_name(where.path) or is_output:
             raise OutputError(
                 f"the report path {path} is the same as the output",
                 hint="use the path of a file for the report",
             )
         return
     directory, base = os.path.split(real)
-    place = os.path.dirname(os.path.realpath(where.file))
-    is_of_output = directory == place and (where.file_name or where.pattern().fullmatch(base))
-    if is_of_output or real == os.path.realpath(where.path):
+    is_beside = fold_path(directory) == fold_path(os.path.dirname(os.path.realpath(where.file)))
+    is_part = is_beside and (where.file_name or where.pattern().fullmatch(base))
+    if is_part or is_output:
         raise OutputError(
             f"the report path {path} is the same as the output",
             hint="choose another file for the report",

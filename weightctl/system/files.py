@@ -117,10 +117,10 @@ else:
 __all__ = [
     "NO_FOLLOW", "NO_TERMINAL", "NO_WAIT", "SEPARATORS", "STDOUT_FILES", "change_mode",
     "clone_range_at", "copy_range_at", "count_allocated", "enlarge_pipe", "explain_open_file",
-    "is_device_name", "lock_file", "map_private", "open_file", "open_locked", "read_ahead",
-    "read_at", "read_into_at", "relative_name", "reserve", "send_range", "start_writing_back",
-    "swap_names", "sync", "sync_data", "sync_directory", "wait_for_room", "write_all",
-    "write_all_at", "write_at", "write_durably",
+    "fold_name", "fold_path", "is_device_name", "lock_file", "map_private", "open_file",
+    "open_locked", "read_ahead", "read_at", "read_into_at", "relative_name", "reserve",
+    "send_range", "start_writing_back", "swap_names", "sync", "sync_data", "sync_directory",
+    "wait_for_room", "write_all", "write_all_at", "write_at", "write_durably",
 ]  # fmt: skip
 
 
@@ -201,6 +201,20 @@ def count_allocated(path: str) -> int:
 def relative_name(path: str, directory: str) -> str:
     """Return the path of a file from a directory, with slashes on all systems."""
     return os.path.relpath(path, directory).replace(os.sep, "/")
+
+
+def fold_name(name: str) -> str:
+    """Return what all spellings of a name have in common, which are equal on macOS and Windows."""
+    if sys.platform not in {"darwin", "win32"}:
+        return name
+    import unicodedata  # Linux does not need it
+
+    return unicodedata.normalize("NFD", name).casefold()
+
+
+def fold_path(path: str) -> str:
+    """Return what all paths of a place have in common: the real path, as `fold_name` does."""
+    return fold_name(os.path.realpath(path))
 
 
 def is_device_name(path: str) -> bool:

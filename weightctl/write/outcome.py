@@ -31,7 +31,7 @@ from weightctl.storage.location import (
     without_file_scheme,
 )
 from weightctl.system import __version__
-from weightctl.system.files import SEPARATORS, count_allocated, relative_name
+from weightctl.system.files import SEPARATORS, count_allocated, fold_name, fold_path, relative_name
 from weightctl.system.processes import without_collection
 from weightctl.system.temporary import without_temporary
 from weightctl.text.sizes import format_size
@@ -357,13 +357,13 @@ class Outcome:
         directory = os.path.dirname(self.path)
         if self.where.is_stream or self.pattern is None or not is_directory(directory):
             return []
-        known = {*map(_follow_links, (*self.inputs, *self.consulted)), *self.files}
+        known = {*map(_fold_path, (*self.inputs, *self.consulted, *self.files))}
         there = (
             os.path.join(directory, name)
             for name in list_names(directory)
             if self.pattern.fullmatch(name)
         )
-        return [path for path in there if _follow_links(path) not in known]
+        return [path for path in there if _fold_path(path) not in known]
 
     def list_objects_to_remove(self) -> list[str]:
         """Return the objects of an earlier output that this one does not replace.
@@ -425,6 +425,14 @@ class Outcome:
             raise make_older_error(rivals[0])
         if is_remote(path):
             return
+        spellings: dict[str, str] = {}
+        for name in (*self.names, *self.carried, *self.documents):
+            if (other := spellings.setdefault(fold_name(name), name)) != name:
+                raise OutputError(
+                    f"{other} and {name} would be the same file in {path}, since this system does "
+                    "not distinguish upper and lower case",
+                    hint="rename one of them in the source",
+                )
         nbytes = self.nbytes + sum(map(file_size, self.carried.values()))
         nbytes += sum(map(len, self.documents.values()))
         # The files of a stopped run are continued or removed, so their space is available.
@@ -507,6 +515,11 @@ class Outcome:
 def _follow_links(path: str) -> str:
     """Return the real path of a local file; a URL is unchanged."""
     return path if is_remote(path) else os.path.realpath(path)
+
+
+def _fold_path(path: str) -> str:
+    """Return what all paths of a local file have in common; a URL is unchanged."""
+    return path if is_remote(path) else fold_path(path)
 
 
 def _count_occupied_bytes(path: str) -> int:

@@ -20,6 +20,7 @@ from weightctl.plan.rename import rename as renamed
 from weightctl.schemes.adapters import is_adapter_checkpoint
 from weightctl.schemes.dequantize import dequantize_weights
 from weightctl.schemes.matching import list_scheme_tensors
+from weightctl.system.files import fold_path
 from weightctl.text.wording import pluralize
 from weightctl.translate.layouts import plan_layout
 from weightctl.translate.model_dtypes import make_unquantized_config, store_in_own_dtypes
@@ -68,7 +69,7 @@ def find_parts(
         return ModelParts(ModelPart.TOWER)
     if ARCHITECTURE in header_of(weights).metadata:
         return ModelParts(mmproj=open_weights(mmproj))
-    if os.path.realpath(os.fspath(mmproj)) == os.path.realpath(where.path):
+    if fold_path(os.fspath(mmproj)) == fold_path(where.path):
         raise ConversionError(
             f"{where.path} is both the output and the file of the tower",
             hint="choose another path for --mmproj (mmproj in Python)",

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from weightctl.errors import OutputError
+from weightctl.system.files import fold_path
 from weightctl.system.registry import load
 from weightctl.text.documents import to_document
 from weightctl.verify.checks import CHECKS
@@ -75,7 +76,7 @@ def check_targets(paths: Sequence[str], inputs: Iterable[str] = (), *, force: bo
         if is_stream(path):
             continue
         real = os.path.realpath(path)
-        if [os.path.realpath(other) for other in paths].count(real) > 1:
+        if [*map(fold_path, paths)].count(fold_path(path)) > 1:
             raise OutputError(f"{path} is given twice", hint="give each report a different path")
         if os.path.isdir(real):
             raise OutputError(
