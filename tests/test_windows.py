@@ -6,22 +6,30 @@ that starts that Python. Without it, these tests are skipped.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shlex
 import signal
+import struct
 import subprocess
+import termios
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from commands import ROOT, run_command
 from each import each
 from outcomes import random_model
-from weightctl import open_weights
+from weightctl import Plan, open_weights
+from weightctl.weights.from_arrays import as_checkpoint
+from weightctl.write.save import save
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -344,3 +352,59 @@ def test_the_input_in_another_spelling_is_not_replaced(tmp_path: Path) -> None:
     assert "is the input itself" in text
     assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
     assert (tmp_path / "model.safetensors").read_bytes() == source.read_bytes()
+
+
+CURSOR = re.compile(r"\x1b\[\??([0-9;]*)([A-Za-z])")
+
+
+def show_there(*words: str, cwd: Path) -> str:
+    """Return what a command shows in a console of Windows with 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONIOENCODING"}
+    with ThreadPoolExecutor(1) as reader:
+        written = reader.submit(read_all, ours)
+        subprocess.run(
+            [*PYTHON, "-m", "weightctl", *words], stdin=theirs, stdout=theirs, stderr=theirs,
+            cwd=cwd, env=environment | {"TERM": "xterm"}, check=True,
+        )  # fmt: skip
+        os.close(theirs)
+    shown = written.result().decode().replace("\r", "")
+    # The cursor is moved over spaces, and made visible or not.
+    return CURSOR.sub(lambda found: " " * int(found[1] or 1) if found[2] == "C" else "", shown)
+
+
+def read_all(descriptor: int) -> bytes:
+    written = b""
+    with os.fdopen(descriptor, "rb", buffering=0) as terminal, suppress(OSError):
+        while piece := terminal.read(65536):
+            written += piece
+    return written
+
+
+def test_consoles_show_what_the_documentation_says(tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(ROOT / MODEL)
+    page = (ROOT / "docs" / "install.md").read_text()
+    sessions = re.findall(r"^> (weightctl .*)\n((?:(?!>|```).*\n)*)", page, re.MULTILINE)
+    assert len(sessions) == 2
+    for command, screen in sessions:
+        shown = show_there(*shlex.split(command)[1:], cwd=tmp_path)
+        assert MEASURED.sub("", shown).strip() == MEASURED.sub("", screen).strip()
+
+
+@each("encoding", ["cp1252", "cp437"])
+def test_characters_that_a_code_page_lacks_are_escaped(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "\u6a21\u578b.safetensors"
+    names = ("caf\u00e9.weight", "\u6a21\u578b.weight", "\U0001f600.weight")
+    data = {name: np.zeros((4, 4), np.float32) for name in names}
+    save(Plan.copy(as_checkpoint(data), "safetensors"), path)
+    done = subprocess.run(
+        [*PYTHON, "-m", "weightctl", "ls", "--flat", there(path), there(tmp_path / "\u6a21")],
+        stdin=subprocess.DEVNULL, capture_output=True, check=False,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert done.returncode == 2
+    out, errors = done.stdout.decode(encoding), done.stderr.decode(encoding)
+    assert "Traceback" not in errors
+    assert all(name.encode(encoding, "backslashreplace").decode(encoding) in out for name in names)
+    assert "\\u6a21: " in errors

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from weightctl.cli.help import WHOLE_PAGE, HelpCommand, describe, format_help
 from weightctl.errors import WeightctlError
-from weightctl.system.processes import ENDING_SIGNALS, raise_file_limit
+from weightctl.system.processes import ENDING_SIGNALS, prepare_terminal, raise_file_limit
 from weightctl.system.registry import load
 
 if TYPE_CHECKING:
@@ -249,6 +249,7 @@ def main() -> NoReturn:
             # Characters that the terminal's encoding does not have are escaped.
             stream.reconfigure(errors="backslashreplace")
     raise_file_limit()
+    prepare_terminal()
     for number in ENDING_SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under `nohup`
             signal.signal(number, _end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -77,7 +78,8 @@ def stages_bar(*, quiet: bool) -> AbstractContextManager[Callable[[str, float], 
 
 
 def _is_wanted(*, quiet: bool) -> bool:
-    return not quiet and bool(sys.stderr) and sys.stderr.isatty()
+    is_shown = not quiet and bool(sys.stderr) and sys.stderr.isatty()
+    return is_shown and os.environ.get("TERM") != "dumb"  # such terminals cannot erase a line
 
 
 @contextmanager

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENDING_SIGNALS", "defer_signals", "find_memory", "find_start", "name_host",
-    "raise_file_limit", "without_collection",
+    "prepare_terminal", "raise_file_limit", "without_collection",
 ]  # fmt: skip
 
 # The signals by which a system or a user ends a process, beside Ctrl-C.
@@ -38,6 +38,15 @@ def raise_file_limit() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def prepare_terminal() -> None:
+    """Let terminals act on escape sequences; where they cannot, `TERM` says so."""
+    if sys.platform == "win32":
+        from weightctl.system.windows import allow_escapes
+
+        if not allow_escapes():
+            os.environ["TERM"] = "dumb"
 
 
 def find_memory() -> int:

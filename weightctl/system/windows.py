@@ -48,6 +48,9 @@ _MOST_PROGRAMS = 64
 # as they are, in all calls. It is not documented, but every program in Go sets it
 # (runtime/os_windows.go). Otherwise a setting of the system decides.
 _OFFSET_OF_BITS, _TAKES_LONG_PATHS = 3, 0x80
+# The numbers of the standard streams that terminals show, and the mode in which consoles act on
+# escape sequences.
+_SHOWN, _ACTS_ON_ESCAPES = (-11, -12), 0x4
 # The pointers that these calls fill.
 _OUTPUTS = {"GetExitCodeProcess": 1, "GetProcessTimes": 4, "CloseHandle": 0}
 
@@ -236,6 +239,18 @@ def limit_process(memory: int, seconds: int | None) -> None:
         raise _make_error(None)
 
 
+def allow_escapes() -> bool:
+    """Whether all consoles that this process writes to act on escape sequences, from now on."""
+    if hasattr(ctypes.WinDLL("ntdll"), "wine_get_version"):
+        return False  # wine accepts the mode, and counts the characters of escape sequences
+    kernel, mode = _kernel(), wintypes.DWORD()
+    return all(
+        kernel.SetConsoleMode(handle, mode.value | _ACTS_ON_ESCAPES)
+        for handle in map(kernel.GetStdHandle, _SHOWN)
+        if kernel.GetConsoleMode(handle, ctypes.byref(mode))
+    )
+
+
 def is_reserved(path: str) -> bool:
     """Whether a path is the name of a device in any directory, such as `NUL` or `con.txt`."""
     if sys.version_info >= (3, 13):
@@ -286,6 +301,9 @@ def _kernel() -> Any:
     library.OpenProcess.restype = wintypes.HANDLE
     for call in (library.GetExitCodeProcess, library.GetProcessTimes, library.CloseHandle):
         call.argtypes = (wintypes.HANDLE, *(ctypes.c_void_p,) * _OUTPUTS[call.__name__])
+    library.GetStdHandle.restype = wintypes.HANDLE
+    library.GetConsoleMode.argtypes = (wintypes.HANDLE, ctypes.c_void_p)
+    library.SetConsoleMode.argtypes = (wintypes.HANDLE, wintypes.DWORD)
     library.LockFileEx.argtypes = (
         wintypes.HANDLE, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD,
         ctypes.c_void_p,
