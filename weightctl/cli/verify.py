@@ -23,7 +23,7 @@ from weightctl.system.threads import thread_count
 from weightctl.text.chart import can_draw
 from weightctl.text.wording import pluralize
 from weightctl.verify import CHECKS
-from weightctl.verify.checking import verify_request
+from weightctl.verify.checking import choose_proof, verify_request
 from weightctl.verify.report import check_targets, make_document, write
 from weightctl.verify.report.screen import brief, verdict
 from weightctl.verify.request import Request
@@ -54,6 +54,9 @@ def verify(
     path: options.Path,
     against: options.InputFile = None,
     compare: Annotated[bool, typer.Option("--compare")] = False,
+    prove: Annotated[bool, typer.Option("--prove")] = False,
+    sample: Annotated[float | None, typer.Option(parser=options.parse_share)] = None,
+    imatrix: options.InputFile = None,
     checks: Annotated[
         list[str] | None, typer.Option("--check", autocompletion=options.complete_checks)
     ] = None,
@@ -100,9 +103,12 @@ def verify(
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,
         max_rmse=max_rmse,
+        sample=sample,
+        imatrix=imatrix,
         compare=compare,
     )
     require_there(request.subject)
+    checks = list(choose_proof(checks)) if prove else checks or None
     if reports:
         check_targets(reports, _inputs(request), force=force)
     keep_memory()
@@ -111,7 +117,7 @@ def verify(
     with stages_bar(quiet=quiet) as progress:
         report = verify_request(
             replace(request, progress=progress),
-            checks or None,
+            checks,
             skip or (),
             on=on,
             task_size=task_size,

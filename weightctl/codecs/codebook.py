@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8
 
 # ggml's `kvalues_iq4nl`.
-_LEVELS = np.array(
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
-)
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_LEVELS = np.array(IQ4_LEVELS, np.int8)
 _VALUES = _LEVELS.astype(np.float32)
 _MIDPOINTS = (_VALUES[1:] + _VALUES[:-1]) / 2
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from weightctl.weights.protocol import Openable
 
 _MOST_ENCODINGS = 3
+# The checks beside a proof.
+_OF_PROOF = ("structure", "names", "metadata")
 
 
 def verify(
@@ -47,6 +49,9 @@ def verify(
     max_perplexity: float | None = None,
     max_divergence: float | None = None,
     max_rmse: float | None = None,
+    prove: bool = False,
+    sample: float | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
     source_format: str | None = None,
     progress: Callable[[str, float], object] | None = None,
     on: str | Executor | None = None,
@@ -68,6 +73,8 @@ def verify(
         max_perplexity=max_perplexity,
         max_divergence=max_divergence,
         max_rmse=max_rmse,
+        sample=sample,
+        imatrix=None if imatrix is None else os.fspath(imatrix),
         compare=compare,
         progress=progress,
     )
@@ -78,7 +85,13 @@ def verify(
             hint="leave out `on`, or save the model and pass its path",
         )
     require_there(request.subject)
-    return verify_request(request, checks, skip, on=on, task_size=task_size)
+    wanted = choose_proof(checks) if prove else checks
+    return verify_request(request, wanted, skip, on=on, task_size=task_size)
+
+
+def choose_proof(checks: Sequence[str] | None) -> Sequence[str]:
+    """Return the checks of a proof: the given ones, or those that need no run of the model."""
+    return [*(checks or _OF_PROOF), "proof"]
 
 
 def verify_request(
@@ -205,7 +218,8 @@ def _choose_checks(
                 f"differences",
                 hint=f"leave out --compare, or --check {name}",
             )
-    chosen = [name for name in CHECKS if name in checks] if checks else list(CHECKS)
+    usual = [name for name, each in CHECKS.items() if not each.is_asked_for]
+    chosen = [name for name in CHECKS if name in checks] if checks else usual
     wanted = [name for name in chosen if name not in skip and _is_possible(name, request)]
     if not wanted:
         raise ConversionError(

@@ -53,6 +53,10 @@ class Request:
     of each tensor is derived from the errors of its encodings. If `compare` is set, differences
     from the reference are listed, not judged.
 
+    `sample` is the share of the rows of a matrix that may be wrong without being found by a proof,
+    which then reads only as many rows as that takes; all rows are read if it is None. `imatrix` is
+    the path of the importance matrix of a proof.
+
     `progress` is called with the name of a step and the fraction of it that is done, from 0 to 1.
     `workers`, if not None, read the values for the checks `structure`, `finite` and `values`.
     """
@@ -66,6 +70,8 @@ class Request:
     max_perplexity: float | None = None
     max_divergence: float | None = None
     max_rmse: float | None = None
+    sample: float | None = None
+    imatrix: str | None = None
     compare: bool = False
     progress: Callable[[str, float], object] | None = None
     workers: Workers | None = None
@@ -167,6 +173,7 @@ def require_consistent(request: Request, wanted: Container[str]) -> None:
     """
     last = _find_last_layer(request)
     _require_comparison(request)
+    _require_proof(request, wanted)
     for name, limit in [(name, limit) for name, each in CHECKS.items() for limit in each.limits]:
         if getattr(request, limit.field) is None:
             continue
@@ -202,6 +209,20 @@ def _require_comparison(request: Request) -> None:
                 f"--compare and {limit.option} are both given, but --compare applies no limits",
                 hint=f"leave out --compare, or {limit.option}",
             )
+
+
+def _require_proof(request: Request, wanted: Container[str]) -> None:
+    """Raise `ConversionError` for an option of a proof without one, or for a wrong share."""
+    for option, given in (("--sample", request.sample), ("--imatrix", request.imatrix)):
+        if given is not None and "proof" not in wanted:
+            raise ConversionError(
+                f"{option} applies only to a proof", hint="add --prove (prove=True in Python)"
+            )
+    if request.sample is not None and not 0 < request.sample < 1:
+        raise ConversionError(
+            f"--sample is {request.sample:g}, and must be between 0 and 1",
+            hint="for example --sample 1%; leave it out to read all rows",
+        )
 
 
 def _find_last_layer(request: Request) -> int | None:

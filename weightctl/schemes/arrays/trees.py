@@ -388,7 +388,7 @@ def find_scaled_blocks(tensor: ReadableTensor) -> ScaledBlocks | None:
 
     The result has one scale for each matrix, or one for all.
     """
-    tensor = _resolve(tensor)
+    tensor = resolve(tensor)
     if not isinstance(tensor, DerivedTensor):
         return None
     step = tensor.step
@@ -417,14 +417,14 @@ def find_swapped_blocks(tensor: ReadableTensor) -> ReadableTensor | None:
 
     The rows of the blocks are the outputs. Returns None if a tensor is not such experts.
     """
-    tensor = _resolve(tensor)
+    tensor = resolve(tensor)
     if not isinstance(tensor, DerivedTensor) or not isinstance(tensor.step, Dequantized):
         return None
     step = tensor.step
     return step.blocks if step.transposed and step.whole is None else None
 
 
-def _resolve(tensor: ReadableTensor) -> ReadableTensor:
+def resolve(tensor: ReadableTensor) -> ReadableTensor:
     """Return what a tensor of a derived source is computed from, or taken from."""
     while isinstance(tensor, StoredTensor) and isinstance(tensor.source, Derived):
         tensor = tensor.source.tensor(tensor.name)

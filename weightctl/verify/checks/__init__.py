@@ -30,6 +30,7 @@ class Check(NamedTuple):
     `needs_reference` is set if the check only compares two checkpoints, and `compares` if it lists
     differences when there is a reference. If `reads_tensors` is not set, it reads only headers.
     `opens_files` is set if it reports files that cannot be opened; no other check runs for them.
+    `is_asked_for` is set if it runs only if it is selected by name.
     `prepares` is a function `(request: Request) -> object` that runs before all checks. It raises
     `ConversionError` for a request that the check cannot fulfill. `uses_torch` is set if it runs
     the model.
@@ -45,6 +46,7 @@ class Check(NamedTuple):
     compares: bool = False
     reads_tensors: bool = True
     opens_files: bool = False
+    is_asked_for: bool = False
     prepares: str = ""
     uses_torch: bool = False
 

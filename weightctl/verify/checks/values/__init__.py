@@ -73,7 +73,7 @@ def check(request: Request) -> Result:
     explain, or by more than the request's limit. Tensors that differ without changing the model's
     results are notes. If the two models are different, tensors are not compared.
     """
-    if why := _explain_skip(request):
+    if why := explain_skip(request):
         return Result(skipped=why)
     mismatch = request.mismatch
     if mismatch is not None and mismatch.pairing is None:
@@ -99,8 +99,8 @@ def check(request: Request) -> Result:
         alone = [] if mismatch.is_of_reference else [mismatch.problem]
         notes += [mismatch.text] if mismatch.is_of_reference else []
     else:
-        alone = [] if request.layers is not None else list(_report_unpaired(pairing))
-        wrong.problems += _list_unlike(pairs)
+        alone = [] if request.layers is not None else list(report_unpaired(pairing))
+        wrong.problems += list_unlike(pairs)
     errors = _measure(request, fit, wrong, alone)
     overall = _list_differences(list(errors.values())) if request.compare else []
     if explained := _explain_overall(pairing, fit, wrong, errors):
@@ -117,14 +117,14 @@ def check(request: Request) -> Result:
     )
 
 
-def _explain_skip(request: Request) -> str:
+def explain_skip(request: Request) -> str:
     """Return the reason why tensors cannot be compared; empty if they can."""
     if request.reference is None:
         return "there is no reference: --against PATH"
     return explain_unpaired(request.subject, request.reference)
 
 
-def _list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
+def list_unlike(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Problem]]:
     """Yield the pairs whose values cannot be compared and that differ, with their problems.
 
     Either their shapes or encodings differ, or their bytes differ if they are not real numbers.
@@ -149,8 +149,8 @@ def _measure(
     with closing(measure_pairs(pairs, progress, elsewhere=elsewhere)) as made:
         for pair, measured in zip(pairs, made, strict=True):
             pairing.within[pair.module] = is_within(pair, measured)
-            if _is_forgotten(pair, pairing) and not pairing.within[pair.module]:
-                alone.append(_report_missing(_name_output(pair, pairing)))
+            if is_forgotten(pair, pairing) and not pairing.within[pair.module]:
+                alone.append(report_forgotten(pair, pairing))
                 continue
             is_problem = not request.compare and wrong.add(pair, measured)
             errors[pair.module] = _make_figures(pair, measured, is_problem=is_problem)
@@ -249,7 +249,7 @@ def _explain_overall(
     return found
 
 
-def _report_unpaired(pairing: Pairing) -> Iterator[Problem]:
+def report_unpaired(pairing: Pairing) -> Iterator[Problem]:
     """Yield a problem for each tensor that only one side has.
 
     A whole layer for multi-token prediction that is missing is one problem.
@@ -277,16 +277,17 @@ def _report_missing(name: str) -> Problem:
     )
 
 
-def _is_forgotten(pair: Pair, pairing: Pairing) -> bool:
+def is_forgotten(pair: Pair, pairing: Pairing) -> bool:
     """Whether the pair is the output, and the checkpoint has only an embedding in its place."""
     own = pairing.checkpoint
     return pair.module == OUTPUT_WEIGHT and own is not None and OUTPUT_WEIGHT not in own.tensors
 
 
-def _name_output(pair: Pair, pairing: Pairing) -> str:
+def report_forgotten(pair: Pair, pairing: Pairing) -> Problem:
+    """Return the problem of an output that the checkpoint does not have."""
     own = pairing.checkpoint
     name = None if own is None or pair.names is None else pair.names.name(own.convention)
-    return name or pair.name
+    return _report_missing(name or pair.name)
 
 
 def _make_problem(pair: Pair, text: str, cause: Explanation | None, hint: str = "") -> Problem:

@@ -1,0 +1,381 @@
+"""A proof tells honest quantizations from all others, and names what is not of the source."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from llama_cpp import ggml_needs_importance, ggml_quantize
+from weightctl import convert, open_weights
+from weightctl.codecs import codec, definition
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.verify import verify
+from weightctl.verify.checks.proof import CONFIDENCE
+from weightctl.verify.proof.codes import find_layout, judge_blocks
+from weightctl.verify.proof.verdicts import ProofFigures, Verdict
+from weightctl.weights.tree import header_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from weightctl.dtype import Encoding
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+MODEL, IMPORTANCE = FIXTURES / "tiny-llama", FIXTURES / "imatrix" / "tiny-llama.gguf"
+JUDGED = [each for each in ENCODINGS.values() if find_layout(each) is not None]
+# Where the codes are those of the stored scales, and nothing else is possible.
+AT_STORED_SCALES = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+
+
+def draw(seed: int, rows: int = 24, width: int = 1024) -> NDArray[np.float32]:
+    """Return rows of values as models have them, with some of other sizes."""
+    random = np.random.default_rng(seed)
+    values = random.standard_t(5, (rows, width)) * 0.02
+    values[0] *= 1e-4
+    values[1] = np.abs(values[1])
+    values[2, ::7] *= 30
+    values[3] = 0
+    values[4, 256:512] = 0.125
+    return values.astype(np.float32)
+
+
+def weigh(seed: int, spread: float, width: int = 1024) -> NDArray[np.float32]:
+    random = np.random.default_rng(seed)
+    return np.exp(random.normal(0, spread, width)).astype(np.float32)
+
+
+def in_blocks(
+    encoding: Encoding, values: NDArray[np.float32], raw: NDArray[np.uint8]
+) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    return values.reshape(-1, encoding.block), raw.reshape(-1, encoding.size)
+
+
+def test_no_block_of_ggml_is_called_wrong() -> None:
+    offenders: list[str] = []
+    for encoding in JUDGED:
+        for seed, spread in enumerate([None, 0.5, 1.5, 3.0]):
+            importance = None if spread is None else weigh(seed, spread)
+            if importance is None and ggml_needs_importance(encoding.name):
+                continue
+            values = draw(seed)
+            raw = ggml_quantize(encoding.name, values, importance)
+            found = judge_blocks(*in_blocks(encoding, values, raw), encoding)
+            unusual = np.count_nonzero(found.unusual)
+            # A few blocks have extreme scales if the importance of columns differs by thousands.
+            if found.wrong.any() or unusual > (0.02 if spread == 3.0 else 0.0) * len(found.unusual):
+                offenders.append(f"{encoding}, spread {spread}: {found.wrong.sum()}, {unusual}")
+    assert offenders == []
+
+
+def masks(encoding: Encoding) -> NDArray[np.uint8]:
+    """Return the bits of a block that are codes."""
+    layout = find_layout(encoding)
+    assert layout is not None
+    block = np.zeros(1, definition(encoding).block_dtype)  # type: ignore[attr-defined]  # of blocks
+    for name in layout.fields:
+        block[name].view(np.uint8)[...] = 0xFF
+    return np.unpackbits(block.view(np.uint8))
+
+
+def flip(raw: NDArray[np.uint8], bits: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """Return blocks in each of which one bit is changed."""
+    made = raw.copy()
+    places = np.arange(len(raw)), bits // 8
+    made[places] ^= (128 >> bits % 8).astype(np.uint8)
+    return made
+
+
+def test_a_flipped_bit_of_a_code_is_found_in_each_block() -> None:
+    offenders: list[str] = []
+    for encoding in JUDGED:
+        random = np.random.default_rng(7)
+        values = draw(9)[5:]
+        raw = np.empty((len(values), encoding.row_bytes(values.shape[1])), np.uint8)
+        codec(encoding).encode(values, weigh(3, 1.0), raw)
+        blocks, stored = in_blocks(encoding, values, raw)
+        codes = np.flatnonzero(masks(encoding))
+        changed = flip(stored, random.choice(codes, len(stored)))
+        missed = np.count_nonzero(~judge_blocks(blocks, changed, encoding).wrong)
+        # A code beside its own can be right for another scale that the values allow.
+        if missed > (0 if encoding.name in AT_STORED_SCALES else 0.05 * len(stored)):
+            offenders.append(f"{encoding}: {missed} of {len(stored)}")
+    assert offenders == []
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proofs")
+
+
+def prove(path: Path, source: Path = MODEL, **more: Any) -> tuple[ProofFigures, list[str]]:
+    """Return the figures of a proof, and its problems as text."""
+    report = verify(path, source, checks=["metadata"], prove=True, **more)
+    figures = report.figures(ProofFigures)
+    assert figures is not None, report.results["proof"].skipped
+    return figures, [str(each) for each in report.problems]
+
+
+def verdicts(figures: ProofFigures) -> dict[str, Verdict]:
+    return {each.name: each.verdict for each in figures.tensors}
+
+
+RECIPES = ("Q2_K", "Q3_K_M", "Q4_0", "Q4_1", "Q5_0", "Q4_K_M", "Q6_K", "Q8_0", "IQ4_XS", "IQ3_S")
+
+
+def test_what_convert_writes_is_reproduced_and_its_recipe_named(scratch: Path) -> None:
+    offenders: list[str] = []
+    for recipe in (*RECIPES, "MXFP4", "TQ2_0"):
+        out = scratch / f"{recipe}.gguf"
+        convert(MODEL, out, quant=recipe)
+        figures, problems = prove(out)
+        made = figures.counts, figures.recipe, figures.additions, problems
+        if made != ({"reproduced": 30}, recipe, (), []):
+            offenders.append(f"{recipe}: {made}")
+    for dtype in ("f32", "bf16", "f16"):
+        out = scratch / f"{dtype}.gguf"
+        convert(MODEL, out, dtype=dtype)
+        figures, problems = prove(out)
+        if figures.counts != {"reproduced": 30} or problems:
+            offenders.append(f"{dtype}: {figures.counts}, {problems}")
+    assert offenders == []
+
+
+def test_with_an_importance_matrix_files_are_proved_and_with_the_matrix_reproduced(
+    scratch: Path,
+) -> None:
+    offenders: list[str] = []
+    for recipe in (*RECIPES, "IQ2_XS"):
+        out = scratch / f"{recipe}-weighted.gguf"
+        convert(MODEL, out, quant=recipe, imatrix=IMPORTANCE, force=True)
+        figures, problems = prove(out)
+        again, others = prove(out, imatrix=IMPORTANCE)
+        weighted = [each for each in figures.tensors if ENCODINGS[each.encoding].takes_importance]
+        told = {each.verdict for each in weighted if find_layout(ENCODINGS[each.encoding])}
+        # Codes of types with grids are not the nearest ones.
+        rest = {each.verdict for each in weighted} - told - {Verdict.REPRODUCED}
+        if (
+            problems
+            or others
+            or not told <= {Verdict.PROVED, Verdict.REPRODUCED}
+            or not rest <= {Verdict.BOUNDED}
+            or again.counts != {"reproduced": 30}
+            or (figures.uses_importance is not True and recipe != "Q8_0")
+        ):
+            offenders.append(f"{recipe}: {figures.counts}, {again.counts}, {problems}")
+    assert offenders == []
+
+
+SCHEMES = (
+    "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "MXFP8", "W8A16", "W4A16", "NVFP4A16", "NVFP4", "MXFP4",
+    "GPTQ", "GPTQ-8bit", "AWQ", "MLX-4bit", "MLX-8bit", "MLX-mxfp4", "BNB-NF4", "BNB-INT8",
+)  # fmt: skip
+
+
+def test_the_schemes_of_serving_engines_are_proved_and_a_changed_code_is_found(
+    scratch: Path,
+) -> None:
+    offenders: list[str] = []
+    for scheme in SCHEMES:
+        out = scratch / scheme
+        convert(MODEL, out, quant=scheme, force=True)
+        figures, problems = prove(out)
+        if problems or figures.counts.keys() != {"reproduced", "proved"}:
+            offenders.append(f"{scheme}: {figures.counts}, {problems}")
+        target = out / "model.safetensors"
+        header = header_of(open_weights(target))
+        # The codes of the layer's matrix are its largest tensor.
+        mine = {name: each for name, each in header.tensors.items() if ".0.mlp.down_proj" in name}
+        codes = max(mine, key=lambda name: mine[name].nbytes)
+        raw = bytearray(target.read_bytes())
+        place = header.extents[codes].offset + 777
+        raw[place] ^= 0x44
+        target.write_bytes(raw)
+        _, found = prove(out)
+        if not any("layers.0.mlp.down_proj" in each for each in found):
+            offenders.append(f"{scheme}: a changed code was not found: {found}")
+    assert offenders == []
+
+
+def test_a_file_made_by_way_of_float16_is_recognized(scratch: Path) -> None:
+    source = scratch / "float32"
+    shutil.copytree(MODEL, source)
+    tensors = {
+        name: np.asarray(node.data().astype("f32")) for name, node in open_weights(MODEL).items()
+    }
+    random = np.random.default_rng(1)
+    exact = {
+        name: (array * (1 + 1e-4 * random.standard_normal(array.shape))).astype(np.float32)
+        for name, array in tensors.items()
+    }
+    convert(exact, source / "model.safetensors", force=True)
+    between, out = scratch / "between.gguf", scratch / "through.gguf"
+    convert(source, between, dtype="f16")
+    convert(between, out, quant="Q4_K_M", imatrix=IMPORTANCE)
+    figures, problems = prove(out, source)
+    assert problems == []
+    assert figures.through == "F16"
+    assert figures.counts.keys() == {"reproduced", "proved"}
+
+
+def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def merge_lora(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    random = np.random.default_rng(3)
+    left, right = random.standard_normal((2, 2, max(array.shape))) * 0.02
+    return array + (left[:, : array.shape[0]].T @ right[:, : array.shape[1]]).astype(np.float32)
+
+
+def tune_row(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    made = array.copy()
+    made[5] *= 1 + 0.02 * np.random.default_rng(4).standard_normal(array.shape[1])
+    return made
+
+
+def swap_rows(array: NDArray[np.float32]) -> NDArray[np.float32]:
+    made = array.copy()
+    made[[3, 9]] = made[[9, 3]]
+    return made
+
+
+CHANGES: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
+    "a LoRA adapter was merged": merge_lora,
+    "a row was tuned": tune_row,
+    "two rows were exchanged": swap_rows,
+}
+
+
+def test_changes_before_quantization_are_found_in_each_type(scratch: Path) -> None:
+    name, where = "model.layers.1.mlp.up_proj.weight", "blk.1.ffn_up.weight"
+    offenders: list[str] = []
+    for what, change in CHANGES.items():
+        changed = scratch / what.replace(" ", "-")
+        shutil.copytree(MODEL, changed)
+        tensors = {
+            each: np.asarray(node.data().astype("f32"))
+            for each, node in open_weights(MODEL).items()
+        }
+        tensors[name] = rounded(np.ascontiguousarray(change(tensors[name]), np.float32))
+        convert(tensors, changed / "model.safetensors", dtype="bf16", force=True)
+        for recipe in RECIPES:
+            for imatrix in (None, IMPORTANCE):
+                out = scratch / "changed.gguf"
+                convert(changed, out, quant=recipe, imatrix=imatrix, force=True)
+                figures, problems = prove(out)
+                wrong = [each.name for each in figures.tensors if each.verdict is Verdict.OTHER]
+                if recipe == "IQ3_S" and imatrix is not None and change is not swap_rows:
+                    # Codes of this type are not judged one by one, and the changes are small.
+                    assert verdicts(figures)[where] is Verdict.BOUNDED
+                    continue
+                if wrong != [where] or not any(where in each for each in problems):
+                    offenders.append(f"{what}, {recipe}, {imatrix}: {wrong}, {problems}")
+    assert offenders == []
+
+
+def test_changed_bits_of_a_reproduced_file_are_located(scratch: Path) -> None:
+    offenders: list[str] = []
+    random = np.random.default_rng(5)
+    for recipe in RECIPES:
+        out = scratch / "bits.gguf"
+        convert(MODEL, out, quant=recipe, force=True)
+        raw = bytearray(out.read_bytes())
+        header = header_of(open_weights(out))
+        name = "blk.2.attn_output.weight"
+        info, start = header.tensors[name], header.extents[name].offset
+        row = 11
+        place = (
+            start
+            + row * info.nbytes // info.shape[0]
+            + int(random.integers(info.nbytes // info.shape[0]))
+        )
+        raw[place] ^= 1 << int(random.integers(8))
+        out.write_bytes(raw)
+        figures, problems = prove(out)
+        found = {
+            each.name: each.wrong_rows for each in figures.tensors if each.verdict is Verdict.OTHER
+        }
+        if found.keys() != {name} or not any(name in each for each in problems):
+            offenders.append(f"{recipe}: {found}, {problems}")
+    assert offenders == []
+
+
+def test_what_does_not_follow_from_the_source_is_listed(scratch: Path) -> None:
+    out = scratch / "added.gguf"
+    settings = {"general.name": "another", "tokenizer.chat_template": "{{ 1 }}"}
+    convert(MODEL, out, quant="Q8_0", metadata=settings)
+    figures, problems = prove(out)
+    assert set(figures.additions) == settings.keys()
+    assert any("chat_template" in each for each in problems)
+    assert not any("general.name" in each for each in problems)
+
+
+def test_another_token_is_found(scratch: Path) -> None:
+    changed = scratch / "other-token"
+    shutil.copytree(MODEL, changed)
+    path = changed / "tokenizer.json"
+    document = json.loads(path.read_text())
+    vocabulary = document["model"]["vocab"]
+    one, other = sorted(vocabulary)[100:102]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    path.write_text(json.dumps(document))
+    out = scratch / "other-token.gguf"
+    convert(changed, out, quant="Q4_K_M")
+    figures, problems = prove(out)
+    assert "tokenizer.ggml.tokens" in figures.additions
+    assert any("token" in each for each in problems)
+
+
+def test_scaled_matrices_are_not_decidable(scratch: Path) -> None:
+    out = scratch / "scaled"
+    convert(MODEL, out, quant="AWQ:scaled=yes", imatrix=IMPORTANCE)
+    report = verify(out, MODEL, prove=True)
+    figures = report.figures(ProofFigures)
+    assert figures is not None
+    assert report.problems == []
+    assert report.results["proof"].verdict == "partial"
+    assert any(each.verdict is Verdict.UNDECIDED for each in figures.tensors)
+    assert any("AWQ" in note for note in report.notes)
+
+
+def test_a_sample_reads_as_many_rows_as_its_statement_needs(scratch: Path) -> None:
+    source, out = scratch / "tall", scratch / "tall.gguf"
+    source.mkdir()
+    random = np.random.default_rng(0)
+    rows = 4096
+    tensors = {"a.weight": (random.standard_normal((rows, 256)) * 0.02).astype(np.float32)}
+    convert(tensors, source / "model.safetensors")
+    convert(source / "model.safetensors", out, quant="Q4_K", names="keep")
+    figures, problems = prove(out, source / "model.safetensors", sample=0.01)
+    (tensor,) = figures.tensors
+    assert problems == []
+    wrong = 41
+    chance = 1.0
+    for place in range(wrong):
+        chance *= (rows - tensor.checked - place) / (rows - place)
+    assert chance < 1 - CONFIDENCE
+    assert tensor.checked < rows / 5
+    assert (figures.most_wrong, figures.confidence) == (0.01, CONFIDENCE)
+
+
+def test_requests_without_a_proof_are_refused(scratch: Path) -> None:
+    out = scratch / "plain.gguf"
+    convert(MODEL, out, quant="Q8_0")
+    with pytest.raises(ConversionError, match="--sample applies only to a proof"):
+        verify(out, MODEL, sample=0.1)
+    with pytest.raises(ConversionError, match="--imatrix applies only to a proof"):
+        verify(out, MODEL, imatrix=IMPORTANCE)
+    with pytest.raises(ConversionError, match="must be between 0 and 1"):
+        verify(out, MODEL, prove=True, sample=0.0)
+    with pytest.raises(ConversionError, match="needs a reference"):
+        verify(out, prove=True)
+    with pytest.raises(ConversionError, match="does not compare"):
+        verify(out, MODEL, prove=True, compare=True)

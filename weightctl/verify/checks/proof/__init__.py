@@ -1,0 +1,282 @@
+"""The check `proof`: each tensor is a quantization of the source's, shown by its codes."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from weightctl.dtype import ENCODINGS
+from weightctl.text.wording import percent, pluralize
+from weightctl.verify.checks.values import (
+    explain_skip,
+    fold_problems,
+    is_forgotten,
+    list_unlike,
+    report_forgotten,
+    report_unpaired,
+)
+from weightctl.verify.compare.distance import is_within, measure_pair, stored_rows
+from weightctl.verify.compare.explaining import CauseSearch
+from weightctl.verify.proof.codes import find_layout
+from weightctl.verify.proof.making import find_making
+from weightctl.verify.proof.neighbors import find_neighbors
+from weightctl.verify.proof.scaling import find_scaling, is_divided
+from weightctl.verify.proof.tensors import Claim, prove_claims
+from weightctl.verify.proof.verdicts import ProofFigures, TensorProof, Verdict
+from weightctl.verify.results import Problem, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from weightctl.formats.imatrix.entry import ColumnValues
+    from weightctl.verify.compare.pairing import Pair, Pairing
+    from weightctl.verify.proof.scaling import Scaling
+    from weightctl.verify.proof.tensors import Proved
+    from weightctl.verify.request import Request
+    from weightctl.weights.derived import ReadableTensor
+
+# The probability that a sample finds a matrix with more wrong rows than stated.
+CONFIDENCE = 0.999
+# If at most this share of the blocks of all reproduced tensors differ, they were changed later.
+# Builds of llama.cpp with other rounding differ in more blocks than that.
+_FEW = 1e-4
+_TEMPLATE = "tokenizer.chat_template"
+# Tools with error feedback choose more codes than this that are not the nearest ones.
+_MANY = 1e-3
+
+
+def check(request: Request) -> Result:
+    """Compare each block with those that encoders make of the source's values.
+
+    A tensor is a problem if it has values that no quantization of the source has, or if only one
+    side has it. Metadata that do not follow from the source are listed.
+    """
+    if why := explain_skip(request):
+        return Result(skipped=why)
+    mismatch = request.mismatch
+    if mismatch is not None:
+        return Result(problems=(mismatch.problem,))
+    pairing = request.pairing
+    pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
+    seen = [_see_as_stored(pair, pairing) for pair in pairs if pair.is_comparable]
+    alone = [] if request.layers is not None else list(report_unpaired(pairing))
+    problems = list(list_unlike(pairs))
+    # Nobody can know the rows before, and the reported seed repeats the sample.
+    seed = random.SystemRandom().getrandbits(48)
+    claims = list(_make_claims(request, seen, random.Random(seed)))  # noqa: S311
+    with closing(prove_claims(claims, partial(request.tell, "proof"))) as made:
+        found = list(zip(claims, made, strict=True))
+    are_few = _are_few([proved for _, proved in found])
+    search = CauseSearch(pairing)
+    proofs: dict[str, TensorProof] = {}
+    for claim, proved in found:
+        if is_forgotten(claim.pair, pairing) and proved.counts.wrong:
+            alone.append(report_forgotten(claim.pair, pairing))
+            continue
+        proofs[claim.pair.module] = _judge(claim, proved, are_few=are_few)
+    _find_exceptions(proofs)
+    _explain_scaling({claim.pair.module: claim for claim in claims}, proofs)
+    for claim in claims:
+        proof = proofs.get(claim.pair.module)
+        if proof is not None and proof.verdict is Verdict.OTHER:
+            problems.append(_describe(claim, proof, search, pairing))
+    tensors = tuple(proofs.values())
+    order = {pair.module: place for place, pair in enumerate(pairs)}
+    problems.sort(key=lambda each: order[each[0].module])
+    figures = ProofFigures(
+        tensors=tensors,
+        most_wrong=request.sample or 0.0,
+        confidence=CONFIDENCE if request.sample else 1.0,
+        seed=seed if request.sample else 0,
+    )
+    figures = replace(figures, **find_making(request, tensors)._asdict())
+    alone += [
+        Problem(where=key, text="it does not follow from the source, and programs execute it")
+        for key in figures.additions
+        if key.startswith(_TEMPLATE)
+    ]
+    return Result(
+        problems=(*alone, *fold_problems(problems)),
+        figures=figures,
+        notes=tuple(figures.list_reasons()),
+    )
+
+
+def _see_as_stored(pair: Pair, pairing: Pairing) -> Pair:
+    """Return a pair in the naming convention of the checkpoint, whose bytes are then as stored."""
+    own = pairing.checkpoint
+    return (pairing.seen_in(own.convention, pair) if own is not None else pair) or pair
+
+
+def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random) -> Iterator[Claim]:
+    importance: Mapping[str, ColumnValues] = {}
+    if request.imatrix is not None:
+        from weightctl.formats.imatrix import read_importance
+
+        importance = read_importance(request.imatrix).values
+    for pair in pairs:
+        info = pair.tensor.info
+        claim = Claim(pair, [range(prod(info.shape[:-1]))], neighbors=_find_codes(pair))
+        if request.sample:
+            claim = claim._replace(ranges=_draw_rows(claim, request.sample, chance))
+        values = importance.get(pair.name)
+        if values is not None and values.size % claim.width == 0:
+            known = values.reshape(values.size // claim.width, claim.width)
+            claim = claim._replace(importance=known, matrix=pair.expert or 0)
+        yield claim
+
+
+def _find_codes(pair: Pair) -> tuple[ReadableTensor, ReadableTensor] | None:
+    return find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
+
+
+def _draw_rows(claim: Claim, most_wrong: float, chance: random.Random) -> list[range]:
+    """Draw rows, so that more than `most_wrong` of the rows of a matrix can hardly be wrong.
+
+    The rows are drawn without replacement: of `n` rows with `k` wrong ones, all `m` drawn rows are
+    right with a probability below `(1 - m / n) ** k`.
+    """
+    found: list[range] = []
+    for first in range(0, claim.ranges[0].stop, claim.height):
+        wrong = max(1, ceil(claim.height * most_wrong))
+        share = 1 - (1 - CONFIDENCE) ** (1 / wrong)
+        count = min(claim.height, ceil(claim.height * share))
+        rows = sorted(chance.sample(range(first, first + claim.height), count))
+        found += [range(row, row + 1) for row in rows]
+    return found
+
+
+def _are_few(found: Sequence[Proved]) -> bool:
+    """Whether nearly all blocks of the reproduced tensors are those that the encoder gives."""
+    counts = [each.counts for each in found if each.route.reproduces]
+    differing = sum(each.blocks - each.same for each in counts)
+    return differing <= max(1, _FEW * sum(each.blocks for each in counts))
+
+
+def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
+    counts, pair = proved.counts, claim.pair
+    verdict, reason, details = _decide(claim, proved, are_few=are_few)
+    through = proved.route.through
+    return TensorProof(
+        name=pair.name,
+        reference=pair.reference_name,
+        encoding=str(pair.tensor.origin.sources[0].encoding if claim.neighbors else
+                     pair.tensor.info.encoding),
+        reference_encoding=str(pair.reference.info.encoding),
+        verdict=verdict,
+        rows=prod(pair.tensor.info.shape[:-1]),
+        checked=counts.rows,
+        blocks=counts.blocks,
+        same=counts.same,
+        wrong=counts.wrong,
+        unusual=counts.unusual,
+        wrong_rows=tuple(stored_rows(pair, counts.wrong_rows)),
+        through=counts.through if through is None else through.name,
+        reason=reason,
+        details=details,
+    )  # fmt: skip
+
+
+def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, str, str]:
+    """Return the verdict, the reason, and details; the last two are empty for a proof."""
+    counts, encoding = proved.counts, claim.pair.tensor.info.encoding
+    left = counts.blocks - counts.same
+    if not left:
+        return Verdict.REPRODUCED, "", ""
+    of = f"{{}} of {counts.blocks:,}"
+    if proved.route.reproduces and are_few and encoding.dtype is None:
+        reason = "blocks differ from those that the encoder gives, and all others are equal"
+        return Verdict.OTHER, reason, of.format(_count_blocks(left))
+    if claim.neighbors is None and (find_layout(encoding) or encoding.dtype is not None):
+        if counts.wrong:
+            reason = "it has values that no quantization of the source has"
+            return Verdict.OTHER, reason, of.format(_count_blocks(counts.wrong))
+        if not counts.unusual:
+            return Verdict.PROVED, "", ""
+        reason = (
+            "the values are not rounded to the nearest ones"
+            if encoding.dtype is not None
+            else "all codes are the nearest ones, but some scales are unusual"
+        )
+        return Verdict.BOUNDED, reason, of.format(_count_blocks(counts.unusual))
+    return _decide_by_distance(claim, proved)
+
+
+def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str]:
+    """Judge a tensor whose codes need not be the nearest ones, by its distance."""
+    counts = proved.counts
+    if claim.neighbors is not None and 0 < counts.wrong <= _MANY * counts.blocks:
+        reason = "some values are not the nearest ones to the source, and all others are"
+        return Verdict.OTHER, reason, f"{pluralize(counts.wrong, 'value')} of {counts.blocks:,}"
+    measured = measure_pair(claim.pair)
+    details = (
+        f"relative RMSE {percent(measured.relative_rmse)}, expected {percent(measured.expected)}"
+    )
+    if not is_within(claim.pair, measured):
+        return Verdict.OTHER, "it is further from the source than its type explains", details
+    if claim.neighbors is not None and not counts.wrong:
+        return Verdict.PROVED, "", ""
+    return Verdict.BOUNDED, "codes of this type need not be the nearest ones", details
+
+
+def _find_exceptions(proofs: dict[str, TensorProof]) -> None:
+    """Replace the verdicts on tensors that the encoder does not give, though most others it does.
+
+    This matters for types whose codes cannot be judged one by one: without an importance matrix,
+    the encoder gives all of them.
+    """
+    weighted = {
+        module: each
+        for module, each in proofs.items()
+        if ENCODINGS[each.encoding].takes_importance and each.blocks
+    }
+    left = {module for module, each in weighted.items() if each.verdict is not Verdict.REPRODUCED}
+    if len(left) > len(weighted) / 2:
+        return
+    for module in left:
+        if weighted[module].verdict is Verdict.BOUNDED:
+            reason = "the encoder gives other blocks, though it gives those of most other tensors"
+            proofs[module] = replace(weighted[module], verdict=Verdict.OTHER, reason=reason)
+
+
+def _explain_scaling(claims: Mapping[str, Claim], proofs: dict[str, TensorProof]) -> None:
+    """Replace the verdicts on matrices that were scaled by columns, and on the norms before them.
+
+    Whether another matrix undoes the factors is not checked.
+    """
+    others = [module for module, each in proofs.items() if each.verdict is Verdict.OTHER]
+    scalings: list[Scaling] = []
+    for module, proof in proofs.items() if others else ():
+        if claims[module].neighbors is None or proof.verdict is Verdict.PROVED:
+            continue
+        scaling = find_scaling(claims[module].pair)
+        if scaling is not None:
+            scalings.append(scaling)
+            reason = "its columns or rows were multiplied by factors, as AWQ does"
+            proofs[module] = replace(proof, verdict=Verdict.UNDECIDED, reason=reason)
+    for module in others:
+        pair = claims[module].pair
+        if len(pair.tensor.info.shape) == 1 and is_divided(pair, scalings):
+            reason = "it is divided by the factors of the columns of a matrix, as AWQ does"
+            proofs[module] = replace(proofs[module], verdict=Verdict.BOUNDED, reason=reason)
+
+
+def _count_blocks(count: int) -> str:
+    return pluralize(count, "block")
+
+
+def _describe(
+    claim: Claim, proof: TensorProof, search: CauseSearch, pairing: Pairing
+) -> tuple[Pair, Problem]:
+    """Return a problem of a tensor that is not a quantization of the source's, with its cause."""
+    pair = pairing.by_module[claim.pair.module]
+    text = f"{proof.reason}: {proof.details}"
+    if rows := proof.wrong_rows:
+        text += f", in row {rows[0]}" if len(rows) == 1 else f", the first in row {rows[0]}"
+    if pair.expert is not None:
+        text = f"expert {pair.expert}: {text}"
+    return pair, Problem(where=pair.name, text=text, cause=search.explain(pair))

@@ -1,0 +1,333 @@
+"""Whether the codes of ggml's blocks are those that an encoder chooses for known values.
+
+An encoder with an importance matrix chooses the scales of a block freely, but then rounds each
+value to the nearest level. So codes can be checked without knowing the matrix: there must be a
+scale for which each code is the nearest one. The K-quants and IQ4_XS use the stored scale, and the
+others one that is rounded afterwards, or fitted to the codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+
+from weightctl.codecs import codec, definition
+from weightctl.codecs.codebook import IQ4_LEVELS
+from weightctl.kernels import block_rounder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8, BlockCodec
+    from weightctl.dtype import Encoding
+
+    Bools = NDArray[np.bool_]
+
+
+class CodeLayout(NamedTuple):
+    """The codes of a block type, and the scales for which an encoder chooses them.
+
+    The bytes of `fields` hold the codes; if each is `lowest`, so are all codes, and likewise for
+    `highest`. There are `codes` of them, for evenly spaced levels, or those of `levels`, times the
+    scale. `shared` values have one scale. With `has_min`, the lowest level is free; otherwise a
+    code represents 0.
+
+    `slack` is the largest relative distance of the scale that codes are chosen for from the stored
+    one; with 0, they are the same. `fits_min` states that a scale and a min are fitted to codes.
+    """
+
+    fields: tuple[str, ...]
+    codes: int
+    shared: int
+    has_min: bool = False
+    lowest: int = 0x00
+    highest: int = 0xFF
+    levels: tuple[int, ...] = ()
+    slack: float = 0.0
+    fits_min: bool = False
+
+    @property
+    def spacing(self) -> float:
+        """The mean distance of neighboring levels, in scales."""
+        return (self.levels[-1] - self.levels[0]) / (self.codes - 1) if self.levels else 1.0
+
+
+# The relative distance that rounding to float16 can cause, and one that no fit exceeds; and half of
+# the least step of float16, by which small scales are rounded.
+_ROUNDED, _FITTED = 2.0**-11, 1.5
+_LEAST_ROUNDED = 2.0**-25
+_LAYOUTS = {
+    "Q2_K": CodeLayout(("q",), 4, 16, has_min=True),
+    "Q3_K": CodeLayout(("high", "low"), 8, 16),
+    "Q4_K": CodeLayout(("low",), 16, 32, has_min=True),
+    "Q5_K": CodeLayout(("high", "low"), 32, 32, has_min=True),
+    "Q6_K": CodeLayout(("low", "high"), 64, 16),
+    "Q4_0": CodeLayout(("low",), 16, 32, slack=_FITTED),
+    "Q5_0": CodeLayout(("high", "low"), 32, 32, slack=_FITTED),
+    "Q4_1": CodeLayout(("low",), 16, 32, has_min=True, fits_min=True),
+    "Q5_1": CodeLayout(("high", "low"), 32, 32, has_min=True, fits_min=True),
+    "Q8_0": CodeLayout(("q",), 256, 32, lowest=0x80, highest=0x7F, slack=_ROUNDED),
+    "IQ4_NL": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, slack=_ROUNDED),
+    "IQ4_XS": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, slack=_ROUNDED),
+}
+# The float32 rounding of the operations before a code is chosen: of the quotient, and of the value.
+_TIE, _OPERATIONS = 1e-5, 2.0**-21
+# The steps that an encoder may shift the end of the range by, before it fits a scale.
+_SHIFT = 0.9
+# A fit to codes is between their slopes: a code is at most half a step from its value. The second
+# pair is for fits without a min.
+_STEEPEST, _FLATTEST = 2.0, 0.5
+# The largest mean squared error of values that share a scale, in squares of the step that covers
+# their range. It is 1 / 12 if all weigh the same, and below 4 for any usual importance.
+_MOST_ERROR = 8.0
+# The number of values to process at once, so that they stay in a core's cache.
+_AREA = 1 << 15
+# Larger values than this have a block scale that is not rounded to 0.
+_LEAST_SCALED = 2e-4
+
+
+class Judged(NamedTuple):
+    """Which blocks have codes that no encoder chooses, and which have unusual scales, [blocks].
+
+    A scale is unusual if it is outside the range of a fit, or if its values are far from those of
+    the source, for example because most of them are beyond the highest level.
+    """
+
+    wrong: Bools
+    unusual: Bools
+
+
+def find_layout(encoding: Encoding) -> CodeLayout | None:
+    """Return where an encoding has its codes; None if codes cannot be judged one by one."""
+    return _LAYOUTS.get(encoding.name)
+
+
+def judge_blocks(values: F32, raw: U8, encoding: Encoding) -> Judged:
+    """Judge blocks of an encoding that `find_layout` knows.
+
+    `values` are those of the source, shape (blocks, elements), and `raw` are the blocks, shape
+    (blocks, bytes).
+    """
+    found = Judged(np.empty(len(raw), bool), np.empty(len(raw), bool))
+    height = max(1, _AREA // encoding.block)
+    for first in range(0, len(raw), height):
+        some = slice(first, first + height)
+        found.wrong[some], found.unusual[some] = _judge_tile(values[some], raw[some], encoding)
+    return found
+
+
+def _judge_tile(values: F32, raw: U8, encoding: Encoding) -> Judged:
+    tile = _BlockTile(values, raw, encoding, _LAYOUTS[encoding.name])
+    with np.errstate(all="ignore"):
+        return Judged(tile.find_wrong(), tile.find_unusual())
+
+
+class _BlockTile:
+    """Values of the source, (blocks, elements), and the blocks that they may have become.
+
+    The lowest and the highest level, and the step between levels, have shape (blocks, groups): the
+    values of a group share a scale.
+    """
+
+    def __init__(self, values: F32, raw: U8, encoding: Encoding, layout: CodeLayout) -> None:
+        self._values, self._raw, self._layout = values, raw, layout
+        self._codec = codec(encoding)
+        # All encodings with a layout have a codec of blocks.
+        self._dtype = cast("BlockCodec", definition(encoding)).block_dtype
+        self._groups = len(values), encoding.block // layout.shared, layout.shared
+        self._stored = self._decode(raw)
+        self._distance = values - self._stored
+        self._low, self._high = (
+            self._fill(byte)[:, :: layout.shared] for byte in (layout.lowest, layout.highest)
+        )
+        if layout.levels:
+            self._step = self._high / np.float32(layout.levels[-1])
+        else:
+            self._step = (self._high - self._low) / np.float32(layout.codes - 1)
+        self._scale = np.abs(raw.view(self._dtype)["scale"].reshape(-1).astype(np.float32))
+
+    def _decode(self, raw: U8) -> F32:
+        made = np.empty(self._values.shape, np.float32)
+        self._codec.decode(raw, made)
+        return made
+
+    def _fill(self, byte: int | U8) -> F32:
+        """Return the values with all codes replaced: by that of a byte, or by those of a table."""
+        filled = self._raw.copy()
+        blocks = filled.view(self._dtype)
+        for name in self._layout.fields:
+            field = blocks[name].view(np.uint8)
+            field[...] = byte if isinstance(byte, int) else byte[field]
+        return self._decode(filled)
+
+    def _spread(self, of_groups: F32, blocks: NDArray[np.intp]) -> F32:
+        """Return a number of each group for all of its values in some blocks."""
+        return np.repeat(of_groups[blocks], self._layout.shared, axis=1)
+
+    def _find_magnitudes(self, values: F32) -> F32:
+        """Return the largest magnitude of each group."""
+        found = np.empty(self._groups[:2], np.float32)
+        rounder = block_rounder("F32")
+        if rounder is None:
+            np.abs(values).reshape(self._groups).max(axis=2, out=found)
+            return found
+        rounder.reduce(values, values.shape[1], self._layout.shared, None, found)
+        return found
+
+    def _find_ends(self, values: F32) -> tuple[F32, F32]:
+        """Return the least and the greatest value of each group."""
+        low, high = (np.empty(self._groups[:2], np.float32) for _ in range(2))
+        rounder = block_rounder("F32")
+        if rounder is None:
+            groups = values.reshape(self._groups)
+            return groups.min(axis=2), groups.max(axis=2)
+        rounder.reduce(values, values.shape[1], self._layout.shared, low, high)
+        return low, high
+
+    def find_wrong(self) -> Bools:
+        """Return the blocks in which no allowed scale gives the codes."""
+        layout = self._layout
+        found = self._find_not_nearest_of_levels() if layout.levels else self._find_not_nearest()
+        doubtful = np.flatnonzero(found)
+        if len(doubtful) and (layout.slack or layout.fits_min):
+            judge = self._fits_some_range if layout.fits_min else self._fits_some_scale
+            found[doubtful] = ~judge(doubtful)
+        return found
+
+    def _find_not_nearest(self) -> Bools:
+        """Return the blocks with a code that is not the nearest one at the stored scale."""
+        largest = np.maximum(np.abs(self._low), np.abs(self._high))
+        limit = np.abs(self._step) * np.float32(0.5 + _TIE) + largest * np.float32(_OPERATIONS)
+        far, found = self._find_magnitudes(self._distance) > limit, np.zeros(len(limit), bool)
+        rows, groups = np.nonzero(far | np.isnan(limit))
+        if not len(rows):
+            return found
+        distance, stored = (
+            each.reshape(self._groups)[rows, groups] for each in (self._distance, self._stored)
+        )
+        low, high, step, limit = (
+            each[rows, groups][:, None] for each in (self._low, self._high, self._step, limit)
+        )
+        # Values beyond the ends of the range have the codes of the ends.
+        toward = distance * step
+        is_wrong = ((toward < 0) & (stored != low)) | ((toward > 0) & (stored != high))
+        is_wrong &= ~(np.abs(distance) <= limit)
+        found[rows[is_wrong.any(axis=1)]] = True
+        return found
+
+    def _find_not_nearest_of_levels(self) -> Bools:
+        found: Bools = np.zeros(self._values.shape, bool)
+        twice = self._distance * np.float32(2)
+        limit = np.abs(self._stored) * np.float32(_TIE)
+        for table in _NEIGHBORS:
+            apart = self._fill(table) - self._stored
+            sign = np.sign(apart)
+            found |= (twice * sign > apart * sign + limit) & (sign != 0)
+        of_blocks: Bools = np.logical_or.reduce(found, axis=1)
+        return of_blocks
+
+    def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
+        """Return whether, in each block, one multiple of the scale gives all codes.
+
+        The multiple is at most the slack of the layout away from 1.
+        """
+        layout, step = self._layout, self._spread(self._step, blocks)
+        wanted, code = self._values[blocks] / step, np.rint(self._stored[blocks] / step)
+        if layout.levels:
+            place = np.searchsorted(layout.levels, np.nan_to_num(code))
+            below, above = (each[place] for each in _find_midpoints(layout.levels))
+        else:
+            least, most = -layout.codes // 2, layout.codes // 2 - 1
+            below = np.where(code > least, code - 0.5, -np.inf)
+            above = np.where(code < most, code + 0.5, np.inf)
+        positive = wanted > 0
+        is_zero = (wanted == 0) | (step == 0)
+        low = np.where(positive, below, above) / wanted
+        high = np.where(positive, above, below) / wanted
+        low[is_zero], high[is_zero] = -np.inf, np.inf
+        is_impossible = np.any((wanted == 0) & (step != 0) & ((below > 0) | (above < 0)), axis=1)
+        # The stored scale, in units of the one that the codes were chosen for.
+        scale = self._scale[blocks]
+        slack = np.maximum(scale * np.float32(layout.slack), _LEAST_ROUNDED)
+        least_scale = np.maximum(low.max(axis=1), scale / (scale + slack))
+        greatest = np.where(scale > slack, scale / (scale - slack), np.inf)
+        most_scale = np.minimum(high.min(axis=1), greatest)
+        fits: Bools = ~is_impossible & (least_scale <= most_scale * (1 + _TIE))
+        return fits
+
+    def _fits_some_range(self, blocks: NDArray[np.intp]) -> Bools:
+        """Return whether, in each block, one scale and one min give all codes.
+
+        A code `c` of a value `x` requires `c - 1 / 2 <= s * x - t <= c + 1 / 2`. For a given `s`,
+        there is a `t` if each lower bound is at most each upper bound, so each pair limits `s`.
+        """
+        found = np.empty(len(blocks), bool)
+        for first in range(0, len(blocks), _PAIRED):
+            some = blocks[first : first + _PAIRED]
+            values = self._values[some].astype(np.float64)
+            code = np.rint((self._stored[some] - self._low[some]) / self._step[some])
+            upper = np.where(code < self._layout.codes - 1, code + 0.5, np.inf)
+            lower = np.where(code > 0, code - 0.5, -np.inf)
+            room = upper[:, :, None] - lower[:, None, :] + _TIE
+            apart = values[:, :, None] - values[:, None, :]
+            limit = room / apart
+            most = np.where(apart > 0, limit, np.inf).min(axis=(1, 2))
+            least = np.where(apart < 0, limit, -np.inf).max(axis=(1, 2))
+            is_possible = (least <= most) & (most > 0)
+            is_possible &= ~np.any((apart == 0) & (room < 0), axis=(1, 2))
+            found[first : first + _PAIRED] = is_possible | (self._step[some] == 0)[:, 0]
+        return found
+
+    def find_unusual(self) -> Bools:
+        """Return the blocks with a scale that no fit gives, or that lies far from the values."""
+        layout = self._layout
+        distance = self._distance.reshape(self._groups)
+        step = np.abs(self._step) * np.float32(layout.spacing)
+        # A scale that is stored in a few bits can be rounded by half of the block's scale.
+        are_many = self._groups[1] > 1
+        rounding = self._scale[:, None] * np.float32(layout.spacing if are_many else 0)
+        if layout.has_min:
+            least, most = self._find_ends(self._values)
+            np.minimum(least, 0, out=least)
+            full = (most - least) / np.float32(layout.codes - 1)
+            largest = _STEEPEST * (layout.codes - 1) / (layout.codes - 1 - _SHIFT)
+            smallest = 0.0
+        else:
+            half = layout.codes / 2
+            full = self._find_magnitudes(self._values) / np.float32(half)
+            largest = (1 + _FLATTEST) * half / (half - _SHIFT)
+            smallest = _FLATTEST * half / (half + _SHIFT)
+        mean = np.vecdot(distance, distance) / np.float32(layout.shared)
+        # The rounding of a min or a scale to float16, multiplied by codes, can be most of the error.
+        offset = self._find_magnitudes(self._values) * np.float32(_ROUNDED)
+        offset += np.float32(layout.codes * layout.spacing * _LEAST_ROUNDED)
+        is_unusual = mean > np.float32(_MOST_ERROR) * (full + rounding + offset) ** 2
+        is_unusual |= step > full * np.float32(largest) + rounding
+        is_unusual |= step < full * np.float32(smallest) - rounding
+        found: Bools = is_unusual.any(axis=1)
+        is_lost = self._scale == 0
+        if is_lost.any():
+            found[is_lost] = np.abs(self._distance[is_lost]).max(axis=1) > _LEAST_SCALED
+        return found
+
+
+# Blocks whose values are compared in pairs at a time.
+_PAIRED = 256
+
+
+def _shift_codes(by: int) -> U8:
+    """Return, for each byte with two codes, the byte with the codes beside them."""
+    code = np.arange(256)
+    low, high = (np.clip(each + by, 0, 15) for each in (code & 15, code >> 4))
+    shifted: U8 = (low | high << 4).astype(np.uint8)
+    return shifted
+
+
+_NEIGHBORS = _shift_codes(-1), _shift_codes(1)
+
+
+def _find_midpoints(levels: tuple[int, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return, for each level, the ends of the range that is nearest to it."""
+    middle = (np.array(levels[1:], np.float64) + levels[:-1]) / 2
+    return np.append(-np.inf, middle), np.append(middle, np.inf)

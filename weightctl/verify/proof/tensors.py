@@ -1,0 +1,308 @@
+"""Proofs of tensors: each block is compared with what encoders make of the source's values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.codecs import can_encode, is_exact, transcode
+from weightctl.dtype import ENCODINGS
+from weightctl.errors import NonFiniteError
+from weightctl.system.threads import Memory, map_in_threads
+from weightctl.verify.proof.codes import Judged, find_layout, judge_blocks
+from weightctl.weights.steps.numbers import read_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from threading import Event
+
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8
+    from weightctl.dtype import Encoding
+    from weightctl.formats.imatrix.entry import ColumnWeights
+    from weightctl.verify.compare.pairing import Pair
+    from weightctl.weights.derived import ReadableTensor
+
+    Bools = NDArray[np.bool_]
+
+_F32 = ENCODINGS["F32"]
+# The types that tools convert a model to before they quantize it.
+_BETWEEN = tuple(ENCODINGS[name] for name in ("F16", "BF16"))
+# The rows that decide how a tensor was probably made, and the values of a piece.
+_PROBED, _PIECE = 8, 1 << 20
+# The float32 rounding of a quotient, and the rounding of quotients in bfloat16.
+_TIE, _HALF_PRECISION = 1e-4, 2.0**-8
+# The rows with wrong blocks that are kept.
+MOST_ROWS = 64
+
+
+class Route(NamedTuple):
+    """How a tensor was probably made from the source's values.
+
+    `through` is the type that they were converted to before, if any. `reproduces` says whether the
+    encoder gives most of its blocks.
+    """
+
+    through: Encoding | None
+    reproduces: bool
+
+
+@dataclass(slots=True)
+class Counts:
+    """The blocks of a tensor by what is known of them; counts of pieces can be added.
+
+    `through` is the type of another route that explains some blocks, empty if there is none.
+    """
+
+    rows: int = 0
+    blocks: int = 0
+    same: int = 0
+    wrong: int = 0
+    unusual: int = 0
+    wrong_rows: list[int] = field(default_factory=list[int])
+    through: str = ""
+
+    def add(self, other: Counts) -> None:
+        for name in ("rows", "blocks", "same", "wrong", "unusual"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.wrong_rows += other.wrong_rows[: MOST_ROWS - len(self.wrong_rows)]
+        self.through = self.through or other.through
+
+
+class Claim(NamedTuple):
+    """A tensor, the source's tensor, and the rows of both to compare, in ranges.
+
+    `importance` has the weights of the columns of each matrix, if they are known; `matrix` is the
+    number of the first matrix of the tensor among them. `neighbors` are those of `find_neighbors`.
+    """
+
+    pair: Pair
+    ranges: Sequence[range]
+    importance: ColumnWeights | None = None
+    matrix: int = 0
+    neighbors: tuple[ReadableTensor, ReadableTensor] | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of values of a row."""
+        shape = self.pair.tensor.info.shape
+        return shape[-1] if shape else 1
+
+    @property
+    def height(self) -> int:
+        """The number of rows of a matrix."""
+        shape = self.pair.tensor.info.shape
+        return shape[-2] if len(shape) > 1 else 1
+
+
+class Proved(NamedTuple):
+    route: Route
+    counts: Counts
+
+
+def prove_claims(
+    claims: Sequence[Claim], progress: Callable[[float], object] | None = None
+) -> Generator[Proved]:
+    """Yield how each tensor was made, and the counts of its blocks, in order.
+
+    Tensors have a type that weightctl encodes, or codes that `find_layout` knows. Each thread uses
+    a few megabytes of memory. Raises `FormatError` if a file cannot be read.
+    """
+    memory = Memory()
+    total = sum(len(rows) * claim.width for claim in claims for rows in claim.ranges) or 1
+    done = 0
+    routes = list[Route]()
+
+    def pieces() -> Iterator[tuple[Claim, Route, range]]:
+        for claim in claims:
+            routes.append(_find_route(claim, memory))
+            for rows in _cut_rows(claim):
+                yield claim, routes[-1], rows
+
+    def judge(piece: tuple[Claim, Route, range], ended: Event) -> Counts:
+        return Counts() if ended.is_set() else judge_rows(*piece, memory)
+
+    with map_in_threads(judge, pieces()) as made:
+        for number, claim in enumerate(claims):
+            found = Counts()
+            for part in islice(made, sum(1 for _ in _cut_rows(claim))):
+                found.add(part)
+                done += part.rows * claim.width
+                if progress is not None:
+                    progress(done / total)
+            # A tensor without rows has no pieces, and its route is found with the next ones.
+            route = routes[number] if number < len(routes) else Route(None, reproduces=True)
+            yield Proved(route, found)
+
+
+def _cut_rows(claim: Claim) -> Iterator[range]:
+    """Yield the ranges of rows, cut into pieces; a piece has rows of one matrix."""
+    step = max(1, _PIECE // claim.width)
+    for rows in claim.ranges:
+        first = rows.start
+        while first < rows.stop:
+            matrix = first // claim.height
+            last = min(first + step, rows.stop, (matrix + 1) * claim.height)
+            yield range(first, last)
+            first = last
+
+
+def _find_route(claim: Claim, memory: Memory) -> Route:
+    """Return how the probed rows were made: the first route that explains most of their blocks."""
+    rows = [row for each in claim.ranges for row in each]
+    some = [rows[len(rows) * place // _PROBED] for place in range(min(_PROBED, len(rows)))]
+    best, most = Route(None, reproduces=False), (-1, -1)
+    for through in (None, *_list_between(claim)):
+        counts = Counts()
+        for row in dict.fromkeys(some):
+            route = Route(through, reproduces=True)
+            counts.add(judge_rows(claim, route, range(row, row + 1), memory))
+        found = counts.blocks - counts.wrong, counts.same
+        if found > most:
+            best, most = Route(through, reproduces=2 * counts.same >= counts.blocks), found
+    return best
+
+
+def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Counts:
+    """Compare blocks of rows with those that encoders make of the source's values.
+
+    A block is right if it is on the given route, or on another one.
+    """
+    source = _read_source(claim, rows)
+    if claim.neighbors is not None:
+        return _judge_neighbors(claim, claim.neighbors, _convert(source, route.through), rows)
+    encoding = claim.pair.tensor.info.encoding
+    size = encoding.row_bytes(claim.width)
+    room = memory.room("own", len(rows) * size)
+    claim.pair.tensor.read_into(rows.start * size, room)
+    raw = np.frombuffer(room, np.uint8).reshape(len(rows), -1, encoding.size)
+    tile = _Rows(claim, rows, source, raw, reproduces=route.reproduces)
+    tile.judge(route.through)
+    through = ""
+    for other in (None, *_list_between(claim)):
+        if other != route.through and tile.is_wrong.any():
+            before = np.count_nonzero(tile.is_wrong)
+            tile.judge(other)
+            if other is not None and np.count_nonzero(tile.is_wrong) < before:
+                through = through or other.name
+    return Counts(
+        rows=len(rows),
+        blocks=tile.is_same.size,
+        same=int(np.count_nonzero(tile.is_same)),
+        wrong=int(np.count_nonzero(tile.is_wrong)),
+        unusual=int(np.count_nonzero(tile.is_unusual)),
+        wrong_rows=(np.flatnonzero(tile.is_wrong.any(axis=1))[:MOST_ROWS] + rows.start).tolist(),
+        through=through,
+    )
+
+
+class _Rows:
+    """The blocks of some rows, (rows, blocks): which ones an encoder gives, and which none does."""
+
+    def __init__(
+        self, claim: Claim, rows: range, source: F32, raw: U8, *, reproduces: bool
+    ) -> None:
+        self._claim, self._rows, self._source, self._raw = claim, rows, source, raw
+        self._encoding = claim.pair.tensor.info.encoding
+        self._reproduces = reproduces or self._encoding.dtype is not None
+        self.is_same = np.zeros(raw.shape[:2], bool)
+        self.is_wrong, self.is_unusual = ~self.is_same, self.is_same.copy()
+
+    def judge(self, through: Encoding | None) -> None:
+        """Judge the rows with wrong blocks on a route."""
+        places = np.flatnonzero(self.is_wrong.any(axis=1))
+        values, raw = _convert(self._source[places], through), self._raw[places]
+        is_same = self.is_same[places]
+        if self._reproduces:
+            made = self._encode(values)
+            if made is not None:
+                is_same |= np.all(made.reshape(raw.shape) == raw, axis=2)
+                self.is_same[places] = is_same
+        is_wrong = self.is_wrong[places] & ~is_same
+        if is_wrong.any():
+            blocks = values.reshape(*is_wrong.shape, self._encoding.block)[is_wrong]
+            found = _judge(blocks, raw[is_wrong], self._encoding)
+            is_unusual = self.is_unusual[places]
+            is_unusual[is_wrong] = found.unusual & ~found.wrong
+            self.is_unusual[places] = is_unusual
+            is_wrong[is_wrong] = found.wrong
+        self.is_wrong[places] = is_wrong
+
+    def _encode(self, values: F32) -> U8 | None:
+        """Return what the encoder makes of rows; None if it cannot encode them."""
+        claim, encoding, importance = self._claim, self._encoding, None
+        if claim.importance is not None and encoding.takes_importance:
+            importance = claim.importance[claim.matrix + self._rows.start // claim.height]
+        if not can_encode(encoding) or (encoding.needs_importance and importance is None):
+            return None
+        try:
+            return transcode(values.view(np.uint8), _F32, encoding, importance).raw
+        except NonFiniteError:
+            return None
+
+
+def _list_between(claim: Claim) -> list[Encoding]:
+    """Return the types that change values of the source, and that tools use before quantization."""
+    source = claim.pair.reference.info.encoding
+    return [each for each in _BETWEEN if not is_exact(source, each)]
+
+
+def _read_source(claim: Claim, rows: range) -> F32:
+    first, count = rows.start * claim.width, len(rows) * claim.width
+    return read_floats(claim.pair.reference, first, count).reshape(len(rows), claim.width)
+
+
+def _convert(values: F32, through: Encoding | None) -> F32:
+    if through is None or not values.size:
+        return values
+    between = transcode(values.view(np.uint8), _F32, through).raw
+    return transcode(between, through, _F32).raw.view(np.float32)
+
+
+def _judge_neighbors(
+    claim: Claim, neighbors: tuple[ReadableTensor, ReadableTensor], values: F32, rows: range
+) -> Counts:
+    """Compare each value with those of the two codes beside its own.
+
+    A code is wrong if another one is nearer, and unusual if this can be the rounding of the
+    quotient to 16 bits.
+    """
+    first, count = rows.start * claim.width, len(rows) * claim.width
+    stored = read_floats(claim.pair.tensor, first, count).reshape(values.shape)
+    is_wrong, is_unusual = np.zeros(values.shape, bool), np.zeros(values.shape, bool)
+    with np.errstate(all="ignore"):
+        distance = values - stored
+        for tensor in neighbors:
+            apart = read_floats(tensor, first, count).reshape(values.shape) - stored
+            step = np.abs(apart)
+            beyond = distance * np.sign(apart) - step * np.float32(0.5)
+            rounding = (np.abs(stored) + step) * np.float32(_HALF_PRECISION)
+            is_unusual |= (beyond > step * np.float32(_TIE)) & (step != 0)
+            is_wrong |= (beyond > rounding) & (step != 0)
+        is_wrong |= ~np.isfinite(distance)
+    wrong = np.flatnonzero(is_wrong.any(axis=1))
+    return Counts(
+        rows=len(rows),
+        blocks=values.size,
+        wrong=int(np.count_nonzero(is_wrong)),
+        unusual=int(np.count_nonzero(is_unusual & ~is_wrong)),
+        wrong_rows=(wrong[:MOST_ROWS] + rows.start).tolist(),
+    )
+
+
+def _judge(values: F32, raw: U8, encoding: Encoding) -> Judged:
+    if encoding.dtype is None:
+        if find_layout(encoding) is not None:
+            return judge_blocks(values, raw, encoding)
+        nothing = np.zeros(len(raw), bool)
+        return Judged(nothing, ~nothing)
+    stored = transcode(raw, encoding, _F32).raw.view(np.float32)
+    # A tool can cut off bits in place of rounding.
+    step = np.abs(values) * np.float32(2.0 ** (1 - (encoding.significand or 24)))
+    with np.errstate(all="ignore"):
+        is_wrong = ~(np.abs(values - stored) <= step)[:, 0]
+    return Judged(is_wrong, ~is_wrong)
