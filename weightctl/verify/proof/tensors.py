@@ -64,12 +64,14 @@ class Counts:
     wrong: int = 0
     unusual: int = 0
     wrong_rows: list[int] = field(default_factory=list[int])
+    unusual_rows: list[int] = field(default_factory=list[int])
     through: str = ""
 
     def add(self, other: Counts) -> None:
         for name in ("rows", "blocks", "same", "wrong", "unusual"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.wrong_rows += other.wrong_rows[: MOST_ROWS - len(self.wrong_rows)]
+        self.unusual_rows += other.unusual_rows[: MOST_ROWS - len(self.unusual_rows)]
         self.through = self.through or other.through
 
 
@@ -180,7 +182,7 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
     room = memory.room("own", len(rows) * size)
     claim.pair.tensor.read_into(rows.start * size, room)
     raw = np.frombuffer(room, np.uint8).reshape(len(rows), -1, encoding.size)
-    tile = _Rows(claim, rows, source, raw, reproduces=route.reproduces)
+    tile = _RowBlocks(claim, rows, source, raw, reproduces=route.reproduces)
     tile.judge(route.through)
     through = ""
     for other in (None, *_list_between(claim)):
@@ -195,12 +197,19 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
         same=int(np.count_nonzero(tile.is_same)),
         wrong=int(np.count_nonzero(tile.is_wrong)),
         unusual=int(np.count_nonzero(tile.is_unusual)),
-        wrong_rows=(np.flatnonzero(tile.is_wrong.any(axis=1))[:MOST_ROWS] + rows.start).tolist(),
+        wrong_rows=_list_rows(tile.is_wrong, rows),
+        unusual_rows=_list_rows(tile.is_unusual, rows),
         through=through,
     )
 
 
-class _Rows:
+def _list_rows(found: Bools, rows: range) -> list[int]:
+    """Return the first of the rows in which something is found."""
+    places: list[int] = (np.flatnonzero(found.any(axis=1))[:MOST_ROWS] + rows.start).tolist()
+    return places
+
+
+class _RowBlocks:
     """The blocks of some rows, (rows, blocks): which ones an encoder gives, and which none does."""
 
     def __init__(
@@ -284,13 +293,12 @@ def _judge_neighbors(
             is_unusual |= (beyond > step * np.float32(_TIE)) & (step != 0)
             is_wrong |= (beyond > rounding) & (step != 0)
         is_wrong |= ~np.isfinite(distance)
-    wrong = np.flatnonzero(is_wrong.any(axis=1))
     return Counts(
         rows=len(rows),
         blocks=values.size,
         wrong=int(np.count_nonzero(is_wrong)),
         unusual=int(np.count_nonzero(is_unusual & ~is_wrong)),
-        wrong_rows=(wrong[:MOST_ROWS] + rows.start).tolist(),
+        wrong_rows=_list_rows(is_wrong, rows),
     )
 
 

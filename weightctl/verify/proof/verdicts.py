@@ -45,9 +45,9 @@ class TensorProof:
     `rows` is the number of rows of the tensor, and `checked` the number of those that were read.
     `blocks` is the number of blocks in these (values, for plain types), `same` the number of those
     that the encoder gives, `wrong` of those that no encoder gives, and `unusual` of those with an
-    unusual scale. `wrong_rows` are the first rows with wrong blocks. `through` is the type that the
-    source was converted to before, empty if it was not. `reason` says why a tensor is neither
-    reproduced nor proved, and `details` gives numbers.
+    unusual scale. `wrong_rows` and `unusual_rows` are the first rows with such blocks. `through` is
+    the type that the source was converted to before, empty if it was not. `reason` says why a
+    tensor is neither reproduced nor proved, and `details` gives numbers.
     """
 
     name: str
@@ -62,6 +62,7 @@ class TensorProof:
     wrong: int = 0
     unusual: int = 0
     wrong_rows: tuple[int, ...] = ()
+    unusual_rows: tuple[int, ...] = ()
     through: str = ""
     reason: str = ""
     details: str = ""

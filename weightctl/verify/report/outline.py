@@ -18,6 +18,7 @@ from weightctl.verify.figures import (
     sort_strangest_first,
     sort_worst_first,
 )
+from weightctl.verify.proof.verdicts import ProofFigures, Verdict
 from weightctl.verify.report import list_remedies
 from weightctl.verify.report.charts import (
     draw_activations,
@@ -177,6 +178,7 @@ def make_outline(report: Report) -> Outline:
         Section(
             "Values compared with the reference", _outline_values(report.figures(ValuesFigures))
         ),
+        Section("Proof", _outline_proof(report.figures(ProofFigures))),
         Section("Notes", _list_bullets(report.notes)),
     )
     return Outline(
@@ -409,6 +411,35 @@ def _list_tensors(
         marks_problems=True,
         is_folded=is_folded,
     )
+
+
+def _outline_proof(figures: ProofFigures | None) -> tuple[Block, ...]:
+    """Return the tensors whose bytes do not all follow from the source, worst first."""
+    if figures is None:
+        return ()
+    order = list(Verdict)[::-1]
+    found = [each for each in figures.tensors if each.verdict is not Verdict.REPRODUCED]
+    found.sort(key=lambda each: (each.verdict is not Verdict.OTHER, order.index(each.verdict)))
+    columns = (
+        Column("Tensor", "name"), Column("Type"), Column("Verdict"), Column("Blocks", "number"),
+        Column("Same", "number"), Column("Reason"),
+    )  # fmt: skip
+    rows = (
+        Row(
+            (
+                each.name,
+                each.encoding,
+                str(each.verdict),
+                f"{each.blocks:,}",
+                f"{each.same:,}",
+                ": ".join(filter(None, (each.reason, each.details))),
+            ),
+            is_problem=each.verdict is Verdict.OTHER,
+        )
+        for each in found[:_MOST_TENSORS]
+    )
+    table = OutlineTable(columns=columns, rows=tuple(rows), marks_problems=True)
+    return (Paragraph(f"{figures.summarize()}."), *([table] if found else []))
 
 
 def _has_size(values: Iterable[float]) -> bool:

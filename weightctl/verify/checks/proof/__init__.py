@@ -175,6 +175,7 @@ def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
         wrong=counts.wrong,
         unusual=counts.unusual,
         wrong_rows=tuple(stored_rows(pair, counts.wrong_rows)),
+        unusual_rows=tuple(stored_rows(pair, counts.unusual_rows)),
         through=counts.through if through is None else through.name,
         reason=reason,
         details=details,
