@@ -191,7 +191,7 @@ BEFORE = {
     "shard": ["model", "rules.toml"],
     "edit": ["model", "model.gguf", "template.jinja"],
     "check": ["model", "model.gguf"],
-    "verify": ["model", "model-q8.gguf"],
+    "verify": ["model", "model-q4.gguf", "model-q8.gguf"],
 }
 
 

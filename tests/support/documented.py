@@ -348,6 +348,7 @@ _FILES: dict[str, Callable[[Path], object]] = {
     "adapter": _copy_adapter,
     "tuned": _merge_model,
     "tuned.patch": _write_patch,
+    "model-q4.gguf": lambda path: _convert_model(path, "Q4_K_M"),
     "model-q8.gguf": lambda path: _convert_model(path, "Q8_0"),
     "smollm2.gguf": _link_real_model,
     "training.pt": _copies("training.pt"),

@@ -69,8 +69,10 @@ def test_no_block_of_ggml_is_called_wrong() -> None:
             raw = ggml_quantize(encoding.name, values, importance)
             found = judge_blocks(*in_blocks(encoding, values, raw), encoding)
             unusual = np.count_nonzero(found.unusual)
-            # A few blocks have extreme scales if the importance of columns differs by thousands.
-            if found.wrong.any() or unusual > (0.02 if spread == 3.0 else 0.0) * len(found.unusual):
+            # A few blocks have extreme scales if the importance of columns differs by thousands, or
+            # if one value is 30 times as large as the others.
+            most = 0.05 if spread == 3.0 else 0.002
+            if found.wrong.any() or unusual > max(1, most * len(found.unusual)):
                 offenders.append(f"{encoding}, spread {spread}: {found.wrong.sum()}, {unusual}")
     assert offenders == []
 
