@@ -323,10 +323,22 @@ def test_paths_of_any_length_are_read_and_written(tmp_path: Path) -> None:
     assert sorted(each.name for each in deep.iterdir()) == ["there", "there.gguf"]
 
 
-@each("form", ["Z:{}", "\\\\?\\Z:{}", "z:{}"])
+@each("form", ["Z:{}", "\\\\?\\Z:{}", "z:{}", "file:///Z:{}"])
 def test_paths_of_windows_are_read(form: str) -> None:
     path = form.format(str(ROOT / MODEL).replace("/", "\\"))
     assert "model.norm.weight" in run_there("ls", "--flat", path)
+
+
+def test_names_below_a_url_have_slashes() -> None:
+    program = """
+import os, sys
+from weightctl.storage.location import parse_location
+from weightctl.system.allocator import keep_memory, share_memory
+share_memory(), keep_memory()  # what commands call for URLs and for models that run
+print(parse_location(os.path.join("hf://openai-community/gpt2", "config.json")).name)
+"""
+    found = run_there(command=("-c", program))
+    assert found.strip() == "hf://openai-community/gpt2/config.json"
 
 
 @each("name", ["NUL", "con.gguf", "aux.gguf"])

@@ -89,7 +89,7 @@ def parse_location(text: str) -> Location:
         return Location("file", text)
     if text in _FULL:
         return Location(scheme, text)
-    rest = text[len(scheme) + 3 :]
+    rest = text[len(scheme) + 3 :].replace(os.sep, "/")  # Windows joins names with backslashes
     if scheme == "file":
         return Location("file", _path_of(text, rest))
     return Location(scheme, _without_secrets(scheme, rest))
@@ -105,7 +105,8 @@ def _path_of(url: str, rest: str) -> str:
             url, None, f"`{host}` is not a path" if host else "the URL has no path",
             hint="use file:///PATH, with three slashes and the whole path",
         )  # fmt: skip
-    return unquote(slash + below)
+    path = unquote(slash + below)
+    return path[1:] if os.path.splitdrive(path[1:])[0] else path  # a drive letter of Windows
 
 
 def without_file_scheme(text: str) -> str:

@@ -33,7 +33,8 @@ def keep_memory() -> None:
 def _set(parameters: dict[int, int]) -> None:
     import ctypes  # few commands need it
 
-    with suppress(AttributeError, OSError):  # another C library
+    # Another C library lacks the function, and Windows the library of the process.
+    with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
         for name, value in parameters.items():
             library.mallopt(name, value)
