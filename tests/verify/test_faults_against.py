@@ -16,6 +16,7 @@ from once import once
 from verdicts import assert_healthy, assert_named, explain, names, report_on
 from weightctl import convert
 from weightctl.verify import CHECKS
+from weightctl.write.attestation import write_attestation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -317,9 +318,11 @@ def test_a_family_alone(name: str, family: Callable[[str], families.Made]) -> No
 
 
 @each("form", ["directory", "gguf"])
-def test_every_check_of_a_healthy_model(form: str, healthy: Models) -> None:
+def test_every_check_of_a_healthy_model(form: str, healthy: Models, tmp_path: Path) -> None:
     path = healthy("tiny-llama") if form == "directory" else healthy.gguf("tiny-llama", "Q4_K")
-    report = report_on(path, healthy("tiny-llama"), list(CHECKS))
+    statement = str(tmp_path / "made.intoto.json")
+    write_attestation(statement, str(path), [str(path)], {"source": {"files": []}})
+    report = report_on(path, healthy("tiny-llama"), list(CHECKS), attestation=statement)
     assert_healthy(report)
     assert list(report.results) == list(CHECKS)
 

@@ -137,8 +137,8 @@ def _plan_to_budget(
 
 def write_output(
     path: str, conversion: Conversion, found: FoundTypes | None, given: Mapping[str, Any]
-) -> None:
-    """Write a conversion of the checkpoint at `path`, or show its plan, and what was done.
+) -> Conversion:
+    """Write a conversion of the checkpoint at `path`, or show its plan, and return what was done.
 
     `found` is the result of a search for a budget. `given` maps names of parameters of the command
     `convert` to values.
@@ -186,6 +186,7 @@ def write_output(
     # Lost values are reported even with -q.
     for saved in (each.saved for each in conversion.outputs):
         show_notes([*overflow_notes(saved), *nonfinite_notes(saved)], quiet=False)
+    return conversion
 
 
 def _show_summaries(

@@ -66,6 +66,8 @@ def convert(
     on: str | None = None,
     task_size: str = f"{DEFAULT_TASK >> 30}GiB",
     report: options.OutputFile = None,
+    attest: options.OutputFile = None,
+    key: options.InputFile = None,
     anonymous: options.Anonymous = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -93,4 +95,14 @@ def convert(
     # An error in the command line is found without what plans and writes.
     from weightctl.cli.conversion import plan_conversion, write_output
 
-    write_output(path, *plan_conversion(given), given)
+    conversion, found = plan_conversion(given)
+    if attest is not None or key is not None:
+        from weightctl.write.attestation import check_attestation
+
+        inputs, target = conversion.outcome.inputs, conversion.target.path
+        check_attestation(attest, key, inputs, force=force, output=target)
+    conversion = write_output(path, conversion, found, given)
+    if attest is not None and conversion.saved is not None and conversion.saved.is_last:
+        from weightctl.write.attestation import attest_conversion
+
+        attest_conversion(conversion, attest, key=key, force=force)

@@ -38,7 +38,7 @@ _OF_SHARDS = (*_AXES, "rules", "layout", "gather")
 # Options without an effect on tasks. They are accepted, so that it is enough to replace the name of
 # a command by `tasks`.
 _WITHOUT_EFFECT = {
-    "private", "pr", "force", "dry_run", "threads", "memory", "on", "report",
+    "private", "pr", "force", "dry_run", "threads", "memory", "on", "report", "attest", "key",
 }  # fmt: skip
 _OF_OUT = "the tasks are those of OUT; to list those of the mmproj file, leave out OUT"
 _GENERAL = {

@@ -23,7 +23,7 @@ from weightctl.system.threads import thread_count
 from weightctl.text.chart import can_draw
 from weightctl.text.wording import pluralize
 from weightctl.verify import CHECKS
-from weightctl.verify.checking import choose_proof, verify_request
+from weightctl.verify.checking import choose_checks, verify_request
 from weightctl.verify.report import check_targets, make_document, write
 from weightctl.verify.report.screen import brief, verdict
 from weightctl.verify.request import Request
@@ -57,6 +57,9 @@ def verify(
     prove: Annotated[bool, typer.Option("--prove")] = False,
     sample: Annotated[float | None, typer.Option(parser=options.parse_share)] = None,
     imatrix: options.InputFile = None,
+    attest: options.OutputFile = None,
+    attestation: options.InputFile = None,
+    key: options.InputFile = None,
     checks: Annotated[
         list[str] | None, typer.Option("--check", autocompletion=options.complete_checks)
     ] = None,
@@ -105,27 +108,31 @@ def verify(
         max_rmse=max_rmse,
         sample=sample,
         imatrix=imatrix,
+        attestation=attestation,
+        attest=attest,
+        force=force,
+        key=key,
         compare=compare,
     )
     require_there(request.subject)
-    checks = list(choose_proof(checks)) if prove else checks or None
+    wanted = choose_checks(request, checks, prove=prove)
     if reports:
         check_targets(reports, _inputs(request), force=force)
     keep_memory()
-    if sys.stderr.isatty() and "forward" in {*(checks or CHECKS)} - {*(skip or ())}:
+    if sys.stderr.isatty() and "forward" in {*(wanted or CHECKS)} - {*(skip or ())}:
         show_notes(_announce(request), quiet=quiet)
     with stages_bar(quiet=quiet) as progress:
         report = verify_request(
             replace(request, progress=progress),
-            checks,
+            wanted,
             skip or (),
             on=on,
             task_size=task_size,
         )
     if reports:
         write(reports, report, force=force)
-    _show(report, _in_vain(report, checks), as_json=as_json, quiet=quiet)
-    if report.problems or report.differences or _in_vain(report, checks):
+    _show(report, _in_vain(report, wanted), as_json=as_json, quiet=quiet)
+    if report.problems or report.differences or _in_vain(report, wanted):
         raise typer.Exit(1)
 
 

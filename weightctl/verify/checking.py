@@ -13,9 +13,11 @@ from weightctl.engine.devices import preload_torch
 from weightctl.errors import ConversionError
 from weightctl.plan.choices import DEFAULT_TASK
 from weightctl.schemes.matching import count_parameters, read_entries
+from weightctl.storage.location import without_file_scheme
 from weightctl.system.registry import load
 from weightctl.text.wording import join_names, pluralize
 from weightctl.verify.checks import CHECKS
+from weightctl.verify.proof.verdicts import ProofFigures
 from weightctl.verify.request import Request, Workers, require_consistent, run_check
 from weightctl.verify.results import Problem, Report, Result
 from weightctl.verify.subject import Subject, require_there
@@ -52,6 +54,9 @@ def verify(
     prove: bool = False,
     sample: float | None = None,
     imatrix: str | os.PathLike[str] | None = None,
+    attest: str | os.PathLike[str] | None = None,
+    attestation: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
     source_format: str | None = None,
     progress: Callable[[str, float], object] | None = None,
     on: str | Executor | None = None,
@@ -75,6 +80,9 @@ def verify(
         max_rmse=max_rmse,
         sample=sample,
         imatrix=None if imatrix is None else os.fspath(imatrix),
+        attest=None if attest is None else os.fspath(attest),
+        attestation=None if attestation is None else os.fspath(attestation),
+        key=None if key is None else os.fspath(key),
         compare=compare,
         progress=progress,
     )
@@ -85,13 +93,19 @@ def verify(
             hint="leave out `on`, or save the model and pass its path",
         )
     require_there(request.subject)
-    wanted = choose_proof(checks) if prove else checks
+    wanted = choose_checks(request, checks, prove=prove)
     return verify_request(request, wanted, skip, on=on, task_size=task_size)
 
 
-def choose_proof(checks: Sequence[str] | None) -> Sequence[str]:
-    """Return the checks of a proof: the given ones, or those that need no run of the model."""
-    return [*(checks or _OF_PROOF), "proof"]
+def choose_checks(
+    request: Request, checks: Sequence[str] | None, *, prove: bool
+) -> Sequence[str] | None:
+    """Return the given checks, and those of a proof and of a statement; None for the usual ones.
+
+    A proof also has checks that need no run of the model, unless some are given.
+    """
+    wanted = [*(checks or _OF_PROOF), "proof"] if prove else [*(checks or ())]
+    return [*wanted, *(["attestation"] if request.attestation else ())] or None
 
 
 def verify_request(
@@ -119,9 +133,43 @@ def verify_request(
     """
     wanted = _choose_checks(request, checks, skip)
     if on is None or request.subject.damage is not None:
-        return _run_checks(request, wanted)
+        return _attest(request, _run_checks(request, wanted))
     with hold_executor(on) as executor, closing(Workers(executor, request, task_size)) as workers:
-        return _run_checks(replace(request, workers=workers), wanted)
+        return _attest(request, _run_checks(replace(request, workers=workers), wanted))
+
+
+def _attest(request: Request, report: Report) -> Report:
+    """Write the statement on a proof, if it is asked for and there are no problems."""
+    figures, reference = report.figures(ProofFigures), request.reference
+    if not request.attest or report.problems or figures is None or reference is None:
+        return report
+    from weightctl.write.attestation import describe_derivation, write_attestation
+    from weightctl.write.attestation.forms import list_parts
+
+    sample = {"share": figures.most_wrong, "confidence": figures.confidence, "seed": figures.seed}
+    derivation = describe_derivation(
+        reference.path,
+        header_of(reference.stored),
+        consulted={request.imatrix: "the importance matrix"} if request.imatrix else {},
+        recipe=figures.recipe or None,
+        importance=figures.uses_importance,
+        through=figures.through or None,
+        proof={
+            "counts": figures.counts,
+            "tensors": [
+                {"name": each.name, "type": each.encoding, "verdict": each.verdict}
+                for each in figures.tensors
+            ],
+            "sample": sample if figures.most_wrong else None,
+            "additions": figures.additions,
+        },
+    )
+    model = without_file_scheme(request.subject.path)
+    files = list_parts(header_of(request.subject.stored))
+    write_attestation(
+        request.attest, model, files, derivation, key=request.key, force=request.force
+    )
+    return report
 
 
 def _run_checks(request: Request, wanted: Sequence[str]) -> Report:

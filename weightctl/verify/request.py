@@ -55,7 +55,9 @@ class Request:
 
     `sample` is the share of the rows of a matrix that may be wrong without being found by a proof,
     which then reads only as many rows as that takes; all rows are read if it is None. `imatrix` is
-    the path of the importance matrix of a proof.
+    the path of the importance matrix of a proof. `attestation` is the path of a statement on the
+    files to check, and `attest` that of one on the proof to write, which can replace a file with
+    `force`. `key` is the path of the key of its signature.
 
     `progress` is called with the name of a step and the fraction of it that is done, from 0 to 1.
     `workers`, if not None, read the values for the checks `structure`, `finite` and `values`.
@@ -72,6 +74,10 @@ class Request:
     max_rmse: float | None = None
     sample: float | None = None
     imatrix: str | None = None
+    attestation: str | None = None
+    attest: str | None = None
+    force: bool = False
+    key: str | None = None
     compare: bool = False
     progress: Callable[[str, float], object] | None = None
     workers: Workers | None = None
@@ -223,6 +229,18 @@ def _require_proof(request: Request, wanted: Container[str]) -> None:
             f"--sample is {request.sample:g}, and must be between 0 and 1",
             hint="for example --sample 1%; leave it out to read all rows",
         )
+    if request.attest is None and (request.key is None or request.attestation is not None):
+        return
+    if request.attest and (request.attestation or request.layers or "proof" not in wanted):
+        raise ConversionError(
+            "--attest writes a statement on a proof of the whole model",
+            hint="use --prove (prove=True in Python), without --layers and --attestation",
+        )
+    from weightctl.write.attestation import check_attestation
+
+    subjects = filter(None, (request.subject, request.reference))
+    inputs = [path for each in subjects for path in header_of(each.stored).files]
+    check_attestation(request.attest, request.key, inputs, force=request.force)
 
 
 def _find_last_layer(request: Request) -> int | None:
