@@ -10,6 +10,7 @@ from weightctl.plan.file_types import find_file_type, read_file_type
 from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.proof.verdicts import Verdict
+from weightctl.weights.derived import tensor_of
 from weightctl.weights.tree import header_of
 from weightctl.write.convert import convert
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.verify.proof.verdicts import TensorProof
     from weightctl.verify.request import Request
+    from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
 
@@ -51,7 +53,7 @@ def find_making(request: Request, tensors: Sequence[TensorProof]) -> Making:
     importance = _find_importance(tensors, header)
     if header.format != "gguf" or request.reference is None:
         return Making(uses_importance=importance, through=through)
-    plan = _plan(request, None)
+    plan = plan_to_gguf(request)
     if plan is None:
         return Making(uses_importance=importance, through=through)
     return Making(
@@ -62,8 +64,11 @@ def find_making(request: Request, tensors: Sequence[TensorProof]) -> Making:
     )
 
 
-def _plan(request: Request, quant: str | None) -> Plan | None:
-    """Return the plan to convert the source to GGUF; None if that is not possible."""
+def plan_to_gguf(request: Request, quant: str | None = None) -> Plan | None:
+    """Return the plan to convert the source to GGUF; None if that is not possible.
+
+    Tensors are not read.
+    """
     if request.reference is None:
         return None
     try:
@@ -72,6 +77,12 @@ def _plan(request: Request, quant: str | None) -> Plan | None:
         ).plan
     except WeightctlError:
         return None
+
+
+def find_planned(plan: Plan, name: str) -> ReadableTensor | None:
+    """Return what a plan computes an output tensor from; None if it has no such tensor."""
+    names = [item.source.name for item in plan.items if item.info.name == name]
+    return tensor_of(plan.source, names[0]) if names else None
 
 
 def _find_importance(tensors: Sequence[TensorProof], header: Header) -> bool | None:
@@ -98,7 +109,7 @@ def _find_recipe(request: Request, header: Header) -> str:
     ]
     names += used if len(used) == 1 else []
     for name in dict.fromkeys(names):
-        plan = _plan(request, name)
+        plan = plan_to_gguf(request, name)
         made = {} if plan is None else {each.info.name: each.info.encoding for each in plan.items}
         if made == types:
             return name

@@ -186,11 +186,13 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
     tile.judge(route.through)
     through = ""
     for other in (None, *_list_between(claim)):
-        if other != route.through and tile.is_wrong.any():
-            before = np.count_nonzero(tile.is_wrong)
+        if other != route.through and tile.is_open.any():
+            before = np.count_nonzero(tile.is_open)
             tile.judge(other)
-            if other is not None and np.count_nonzero(tile.is_wrong) < before:
+            if other is not None and np.count_nonzero(tile.is_open) < before:
                 through = through or other.name
+    if encoding.dtype is None and find_layout(encoding) is None:
+        tile.is_unusual, tile.is_wrong = tile.is_wrong, tile.is_unusual
     return Counts(
         rows=len(rows),
         blocks=tile.is_same.size,
@@ -221,9 +223,14 @@ class _RowBlocks:
         self.is_same = np.zeros(raw.shape[:2], bool)
         self.is_wrong, self.is_unusual = ~self.is_same, self.is_same.copy()
 
+    @property
+    def is_open(self) -> Bools:
+        """The blocks that another route may explain."""
+        return ~self.is_same if self._reproduces else self.is_wrong
+
     def judge(self, through: Encoding | None) -> None:
-        """Judge the rows with wrong blocks on a route."""
-        places = np.flatnonzero(self.is_wrong.any(axis=1))
+        """Judge the rows with open blocks on a route."""
+        places = np.flatnonzero(self.is_open.any(axis=1))
         values, raw = _convert(self._source[places], through), self._raw[places]
         is_same = self.is_same[places]
         if self._reproduces:
@@ -231,6 +238,7 @@ class _RowBlocks:
             if made is not None:
                 is_same |= np.all(made.reshape(raw.shape) == raw, axis=2)
                 self.is_same[places] = is_same
+                self.is_unusual[places] &= ~is_same
         is_wrong = self.is_wrong[places] & ~is_same
         if is_wrong.any():
             blocks = values.reshape(*is_wrong.shape, self._encoding.block)[is_wrong]
@@ -306,8 +314,9 @@ def _judge(values: F32, raw: U8, encoding: Encoding) -> Judged:
     if encoding.dtype is None:
         if find_layout(encoding) is not None:
             return judge_blocks(values, raw, encoding)
+        # Another route may give them.
         nothing = np.zeros(len(raw), bool)
-        return Judged(nothing, ~nothing)
+        return Judged(~nothing, nothing)
     stored = transcode(raw, encoding, _F32).raw.view(np.float32)
     # A tool can cut off bits in place of rounding.
     step = np.abs(values) * np.float32(2.0 ** (1 - (encoding.significand or 24)))

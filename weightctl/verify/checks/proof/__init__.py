@@ -22,12 +22,14 @@ from weightctl.verify.checks.values import (
 from weightctl.verify.compare.distance import is_within, measure_pair, stored_rows
 from weightctl.verify.compare.explaining import CauseSearch
 from weightctl.verify.proof.codes import find_layout
-from weightctl.verify.proof.making import find_making
+from weightctl.verify.proof.making import find_making, find_planned, plan_to_gguf
 from weightctl.verify.proof.neighbors import find_neighbors
 from weightctl.verify.proof.scaling import find_scaling, is_divided
 from weightctl.verify.proof.tensors import Claim, prove_claims
 from weightctl.verify.proof.verdicts import ProofFigures, TensorProof, Verdict
 from weightctl.verify.results import Problem, Result
+from weightctl.weights.derived import tensor_of
+from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from weightctl.verify.proof.scaling import Scaling
     from weightctl.verify.proof.tensors import Proved
     from weightctl.verify.request import Request
+    from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
 
 # The probability that a sample finds a matrix with more wrong rows than stated.
@@ -62,7 +65,7 @@ def check(request: Request) -> Result:
         return Result(problems=(mismatch.problem,))
     pairing = request.pairing
     pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
-    seen = [_see_as_stored(pair, pairing) for pair in pairs if pair.is_comparable]
+    seen = [_see_as_stored(request, pair, pairing) for pair in pairs if pair.is_comparable]
     alone = [] if request.layers is not None else list(report_unpaired(pairing))
     problems = list(list_unlike(pairs))
     # Nobody can know the rows before, and the reported seed repeats the sample.
@@ -106,10 +109,28 @@ def check(request: Request) -> Result:
     )
 
 
-def _see_as_stored(pair: Pair, pairing: Pairing) -> Pair:
+def _see_as_stored(request: Request, pair: Pair, pairing: Pairing) -> Pair:
     """Return a pair in the naming convention of the checkpoint, whose bytes are then as stored."""
-    own = pairing.checkpoint
-    return (pairing.seen_in(own.convention, pair) if own is not None else pair) or pair
+    own, other = pairing.checkpoint, pairing.reference
+    view = (pairing.seen_in(own.convention, pair) if own is not None else pair) or pair
+    stored = _find_stored(request.subject, pair.name)
+    is_stored = stored is None or stored.info.encoding == view.tensor.info.encoding
+    if is_stored or own is None or other is None:
+        return view
+    # The modules of the family have the tensor in another form, which a conversion computes.
+    source = _find_stored(request.reference, pair.reference_name)
+    if own.convention != other.convention:
+        plan = plan_to_gguf(request)
+        source = None if plan is None else find_planned(plan, pair.name)
+    if stored is None or source is None or source.info.shape != stored.info.shape:
+        return view
+    return view._replace(tensor=stored, reference=source)
+
+
+def _find_stored(subject: Subject | None, name: str) -> ReadableTensor | None:
+    if subject is None or name not in header_of(subject.weights).tensors:
+        return None
+    return tensor_of(source_of(subject.weights), name)
 
 
 def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random) -> Iterator[Claim]:
