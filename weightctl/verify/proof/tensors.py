@@ -107,12 +107,16 @@ class Proved(NamedTuple):
 
 
 def prove_claims(
-    claims: Sequence[Claim], progress: Callable[[float], object] | None = None
+    claims: Sequence[Claim],
+    progress: Callable[[float], object] | None = None,
+    *,
+    threads: int | None = None,
 ) -> Generator[Proved]:
     """Yield how each tensor was made, and the counts of its blocks, in order.
 
-    Tensors have a type that weightctl encodes, or codes that `find_layout` knows. Each thread uses
-    a few megabytes of memory. Raises `FormatError` if a file cannot be read.
+    Tensors have a type that weightctl encodes, or codes that `find_layout` knows. The work is
+    divided among `threads`, by default one for each core; each uses a few megabytes of memory.
+    Raises `FormatError` if a file cannot be read.
     """
     memory = Memory()
     total = sum(len(rows) * claim.width for claim in claims for rows in claim.ranges) or 1
@@ -128,7 +132,7 @@ def prove_claims(
     def judge(piece: tuple[Claim, Route, range], ended: Event) -> Counts:
         return Counts() if ended.is_set() else judge_rows(*piece, memory)
 
-    with map_in_threads(judge, pieces()) as made:
+    with map_in_threads(judge, pieces(), threads=threads) as made:
         for number, claim in enumerate(claims):
             found = Counts()
             for part in islice(made, sum(1 for _ in _cut_rows(claim))):
@@ -155,18 +159,24 @@ def _cut_rows(claim: Claim) -> Iterator[range]:
 
 def _find_route(claim: Claim, memory: Memory) -> Route:
     """Return how the probed rows were made: the first route that explains most of their blocks."""
+    if claim.neighbors is not None:
+        return Route(None, reproduces=False)
     rows = [row for each in claim.ranges for row in each]
-    some = [rows[len(rows) * place // _PROBED] for place in range(min(_PROBED, len(rows)))]
-    best, most = Route(None, reproduces=False), (-1, -1)
-    for through in (None, *_list_between(claim)):
-        counts = Counts()
-        for row in dict.fromkeys(some):
-            route = Route(through, reproduces=True)
-            counts.add(judge_rows(claim, route, range(row, row + 1), memory))
-        found = counts.blocks - counts.wrong, counts.same
-        if found > most:
-            best, most = Route(through, reproduces=2 * counts.same >= counts.blocks), found
-    return best
+    probed = {rows[len(rows) * place // _PROBED] for place in range(_PROBED if rows else 0)}
+    routes = [None, *_list_between(claim)]
+    right, same = [0] * len(routes), [0] * len(routes)
+    blocks = 0
+    for row in sorted(probed):
+        one = range(row, row + 1)
+        source, raw = _read_source(claim, one), _read_blocks(claim, one, memory)
+        blocks += raw.shape[1]
+        for place, through in enumerate(routes):
+            tile = _RowBlocks(claim, one, source, raw, reproduces=True)
+            tile.judge(through)
+            right[place] += int(np.count_nonzero(~tile.is_wrong))
+            same[place] += int(np.count_nonzero(tile.is_same))
+    best = max(range(len(routes)), key=lambda place: (right[place], same[place]))
+    return Route(routes[best], reproduces=2 * same[best] >= blocks)
 
 
 def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Counts:
@@ -178,10 +188,7 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
     if claim.neighbors is not None:
         return _judge_neighbors(claim, claim.neighbors, _convert(source, route.through), rows)
     encoding = claim.pair.tensor.info.encoding
-    size = encoding.row_bytes(claim.width)
-    room = memory.room("own", len(rows) * size)
-    claim.pair.tensor.read_into(rows.start * size, room)
-    raw = np.frombuffer(room, np.uint8).reshape(len(rows), -1, encoding.size)
+    raw = _read_blocks(claim, rows, memory)
     tile = _RowBlocks(claim, rows, source, raw, reproduces=route.reproduces)
     tile.judge(route.through)
     through = ""
@@ -271,6 +278,15 @@ def _list_between(claim: Claim) -> list[Encoding]:
 def _read_source(claim: Claim, rows: range) -> F32:
     first, count = rows.start * claim.width, len(rows) * claim.width
     return read_floats(claim.pair.reference, first, count).reshape(len(rows), claim.width)
+
+
+def _read_blocks(claim: Claim, rows: range, memory: Memory) -> U8:
+    """Return the blocks of rows, (rows, blocks, bytes), valid until this thread reads the next."""
+    encoding = claim.pair.tensor.info.encoding
+    size = encoding.row_bytes(claim.width)
+    room = memory.room("own", len(rows) * size)
+    claim.pair.tensor.read_into(rows.start * size, room)
+    return np.frombuffer(room, np.uint8).reshape(len(rows), -1, encoding.size)
 
 
 def _convert(values: F32, through: Encoding | None) -> F32:
