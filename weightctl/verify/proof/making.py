@@ -80,7 +80,7 @@ def plan_to_gguf(request: Request, quant: str | None = None) -> Plan | None:
 
 
 def find_planned(plan: Plan, name: str) -> ReadableTensor | None:
-    """Return what a plan computes an output tensor from; None if it has no such tensor."""
+    """Return what a plan computes an output tensor from; None if it does not have the tensor."""
     names = [item.source.name for item in plan.items if item.info.name == name]
     return tensor_of(plan.source, names[0]) if names else None
 
