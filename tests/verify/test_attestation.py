@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,7 +19,7 @@ from commands import run_command as weightctl
 from weightctl import convert
 from weightctl.errors import ConversionError, OutputError, WeightctlError
 from weightctl.verify import verify
-from weightctl.write.attestation import attest_conversion, check_attestation
+from weightctl.write.attestation import attest_conversion, check_attestation, write_attestation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,9 @@ def there(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "there"))
 
 
-def problems(model: Path, statement: Path, source: Path | None = None, **more: Any) -> list[str]:
+def problems(
+    model: Path, statement: Path, source: Path | str | None = None, **more: Any
+) -> list[str]:
     report = verify(model, source, attestation=statement, **more)
     assert [*report.results] == ["attestation"]
     return [str(each) for each in report.problems]
@@ -135,6 +138,10 @@ def rename(there: Path) -> Path:
 
 def test_a_file_can_be_renamed(there: Path) -> None:
     assert problems(rename(there), there / "q4.intoto.json", there / "source") == []
+    made = convert(there / "other.gguf", there / "q8.gguf", quant="Q8_0", allow_requantize=True)
+    attest_conversion(made, str(there / "q8.intoto.json"))
+    other = (there / "other.gguf").rename(there / "another.gguf")
+    assert problems(there / "q8.gguf", there / "q8.intoto.json", other) == []
 
 
 def add_module(there: Path) -> None:
@@ -336,6 +343,34 @@ def test_the_bill_of_materials_is_valid(there: Path) -> None:
         assert model["pedigree"]["ancestors"][0]["name"] == "source"
 
 
+@pytest.mark.usefixtures("hub_model")
+def test_a_source_on_the_hub_has_its_commit_and_the_sha256_that_the_hub_states(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightctl.write.attestation._MOST_READ", 1000)
+    url, statement = "hf://org/tiny-llama", tmp_path / "q8.intoto.json"
+    attest_conversion(convert(url, tmp_path / "q8.gguf", quant="Q8_0"), str(statement))
+    source = json.loads(statement.read_bytes())["predicate"]["source"]
+    assert source["name"] == url
+    assert len(source["revision"]) == 40
+    known = {each["name"]: "digest" in each for each in source["files"]}
+    # Git's hash of a file that is not in the large storage is not its SHA-256.
+    assert known["model.safetensors"]
+    assert known["generation_config.json"]
+    assert not known["tokenizer.json"]
+    assert problems(tmp_path / "q8.gguf", statement, made / "source") == []
+    assert problems(tmp_path / "q8.gguf", statement, url) == []
+
+
+def test_a_model_in_memory_has_no_statement(tmp_path: Path) -> None:
+    values = {"a.weight": np.zeros((2, 2), np.float32)}
+    with pytest.raises(OutputError, match="the model has none"):
+        write_attestation(str(tmp_path / "x.intoto.json"), "", [], {})
+    attest_conversion(convert(values, tmp_path / "x.gguf"), str(tmp_path / "x.cdx.json"))
+    bom = json.loads((tmp_path / "x.cdx.json").read_bytes())
+    assert [each["name"] for each in bom["metadata"]["component"]["components"]] == ["x.gguf"]
+
+
 @pytest.mark.long
 def test_model_signing_accepts_what_is_written_and_its_signatures_are_checked(there: Path) -> None:
     signing = pytest.importorskip("model_signing.signing")
@@ -369,3 +404,5 @@ def test_model_signing_accepts_what_is_written_and_its_signatures_are_checked(th
         assert "its bytes differ from the statement" in found
         with pytest.raises(ValueError, match="Hash mismatch"):
             config.verify(model, signature)
+    change(there / "w4" / ".cache" / "x")
+    assert any(each.startswith(".cache/x: its bytes") for each in problems(there / "w4", theirs))

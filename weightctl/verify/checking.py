@@ -164,6 +164,8 @@ def _attest(request: Request, report: Report) -> Report:
             "additions": figures.additions,
         },
     )
+    for subject in (request.subject, reference):
+        source_of(subject.stored).refuse_change()
     model = without_file_scheme(request.subject.path)
     files = list_parts(header_of(request.subject.stored))
     write_attestation(

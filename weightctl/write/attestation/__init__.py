@@ -19,6 +19,7 @@ from weightctl.write.attestation.forms import (
     list_files,
     list_inputs,
     name_of,
+    render,
     spell,
 )
 from weightctl.write.attestation.signing import read_key, sign
@@ -52,7 +53,7 @@ def check_attestation(
             "--attest reads the output again, but it is not in files on this machine",
             hint="write to a local path, or use `weightctl verify OUTPUT --prove --attest FILE`",
         )
-    suffix = find_form(path).suffix
+    suffix = find_form(path)
     if (suffix == ".sig" and key is None) or (suffix == ".cdx.json" and key is not None):
         raise OutputError(
             f"{path}: {suffix} is the suffix of a file that is {'not ' if key else ''}signed",
@@ -76,9 +77,11 @@ def write_attestation(
     check_attestation(path, key, (), force=force)
     begin_phase("computing the SHA-256 of the files")
     listed, left_out = list_files(model, files)
+    if not listed:
+        raise OutputError("--attest describes files, and the model has none", hint="save it first")
     is_file = len(listed) == 1 and not os.path.isdir(model)
     made = Attested(name_of(model), digest_files(listed), left_out, derivation, is_file)
-    content = spell(find_form(path).make(made))
+    content = render(made, find_form(path))
     signed = content if key is None else spell(sign(content, key))
     write_files({os.path.realpath(path): signed}, force=force)
 
@@ -134,6 +137,7 @@ def attest_conversion(
         importance=any(item.importance is not None for item in plan.items),
         options=options,
     )
+    plan.source.refuse_change()
     files = [each for output in conversion.outputs for each in output.outcome.files]
     write_attestation(path, outcome.path, files, derivation, key=key, force=force)
 

@@ -42,24 +42,21 @@ class Attested(NamedTuple):
     is_file: bool
 
 
-class Form(NamedTuple):
-    """A form of statements: the suffix that selects it, and the function that makes its JSON."""
+def find_form(path: str) -> str:
+    """Return the suffix of a path that selects a form; raises `OutputError` if none does."""
+    for suffix in _FORMS:
+        if path.lower().endswith(suffix):
+            return suffix
+    hint = f"use {', '.join(_FORMS)}"
+    raise OutputError(f"{path} does not have the suffix of a statement", hint=hint)
 
-    suffix: str
-    make: Callable[[Attested], Mapping[str, Any]]
 
-
-def find_form(path: str) -> Form:
-    """Return the form that the suffix of a path selects; raises `OutputError` if none does."""
-    for form in _FORMS:
-        if path.lower().endswith(form.suffix):
-            return form
-    suffixes = ", ".join(form.suffix for form in _FORMS)
-    raise OutputError(f"{path} does not have the suffix of a statement", hint=f"use {suffixes}")
+def render(made: Attested, form: str) -> bytes:
+    """Return a statement as JSON, whose bytes depend only on its content."""
+    return spell(_FORMS[form](made))
 
 
 def spell(document: Mapping[str, Any]) -> bytes:
-    """Return JSON whose bytes depend only on its content."""
     return json.dumps(document, indent=2, sort_keys=True, default=str).encode() + b"\n"
 
 
@@ -85,8 +82,7 @@ def list_files(model: str, files: Sequence[str]) -> tuple[dict[str, str], list[s
     paths = [os.path.join(folder, name) for folder, _, names in walked for name in names]
     found = {relative_name(path, model): path for path in paths}
     # No statement is about another one, so that they can be written in any order.
-    suffixes = tuple(form.suffix for form in _FORMS)
-    left_out = [name for name in found if "/." in f"/{name}" or name.endswith(suffixes)]
+    left_out = [name for name in found if "/." in f"/{name}" or name.endswith(tuple(_FORMS))]
     return {name: path for name, path in found.items() if name not in left_out}, left_out
 
 
@@ -147,25 +143,23 @@ def digest_all(digests: Iterable[str]) -> str:
 
 
 def _make_statement(made: Attested) -> dict[str, Any]:
-    return _wrap(made.files, DERIVATION, made.derivation)
-
-
-def _wrap(files: Mapping[str, str], kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
-    head = {"_type": STATEMENT, "subject": describe_files(files)}
-    return head | {"predicateType": kind, "predicate": predicate}
+    head = {"_type": STATEMENT, "subject": describe_files(made.files)}
+    return head | {"predicateType": DERIVATION, "predicate": made.derivation}
 
 
 def _make_manifest(made: Attested) -> dict[str, Any]:
     # model_signing sorts by the parts of paths, and a model that is a file is its own directory.
     files = sorted(made.files.items(), key=lambda file: file[0].split("/"))
-    serialization: dict[str, Any] = {"method": "files", "hash_type": "sha256"}
-    serialization |= {"allow_symlinks": False, "ignore_paths": made.left_out}
+    form = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
     resources = [
         {"name": "." if made.is_file else name, "algorithm": "sha256", "digest": digest}
         for name, digest in files
     ]
+    predicate = {"serialization": form | {"ignore_paths": made.left_out}, "resources": resources}
     subject = {made.name: digest_all(digest for _, digest in files)}
-    return _wrap(subject, MANIFEST, {"serialization": serialization, "resources": resources})
+    return _make_statement(made._replace(files=subject, derivation=predicate)) | {
+        "predicateType": MANIFEST
+    }
 
 
 def _make_bom(made: Attested) -> dict[str, Any]:
@@ -198,9 +192,7 @@ def _list_properties(derivation: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             yield {"name": f"weightctl:{name}", "value": text}
 
 
-_FORMS = (
-    Form(".intoto.json", _make_statement),
-    Form(".oms.json", _make_manifest),
-    Form(".sig", _make_manifest),
-    Form(".cdx.json", _make_bom),
-)
+_FORMS: dict[str, Callable[[Attested], dict[str, Any]]] = {
+    ".intoto.json": _make_statement, ".oms.json": _make_manifest, ".sig": _make_manifest,
+    ".cdx.json": _make_bom,
+}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,8 @@ class AttestationFigures(Figures):
         return self.signature == "not checked"
 
     def summarize(self) -> str:
-        parts = [f"{pluralize(self.files, 'file')} as stated"]
-        parts += [f"{self.source_files} of the source"] if self.source_files else []
+        of_source = f" and {self.source_files} of the source" if self.source_files else ""
+        parts = [f"{pluralize(self.files, 'file')}{of_source} compared"]
         parts += [f"made as {self.recipe}"] if self.recipe else []
         counts = [f"{count} {verdict}" for verdict, count in self.counts.items()]
         parts += [f"tensors: {join_names(counts, len(counts))}"] if counts else []
@@ -70,42 +71,40 @@ def check(request: Request) -> Result:
     if request.attestation is None:
         return Result(skipped="there is no statement: --attestation FILE")
     statement, is_signed = _read_statement(request.attestation, key)
-    derivation = object_of(statement, "predicate")
-    parts = list_parts(header_of(request.subject.stored))
-    found, left_out = list_files(without_file_scheme(request.subject.path), parts)
-    # A manifest of `model_signing` can leave out more files, and folders.
+    derivation, stated = object_of(statement, "predicate"), _read_files(statement)
+    model = without_file_scheme(request.subject.path)
+    found, left_out = list_files(model, list_parts(header_of(request.subject.stored)))
+    # A manifest of `model_signing` can name hidden files, and leave out other files and folders.
+    found |= {name: os.path.join(model, name) for name in left_out if name in stated}
     ignored = object_of(derivation, "serialization").get("ignore_paths") or ()
-    for each in map(str, ignored):
-        found = {
-            name: path for name, path in found.items() if not f"{name}/".startswith(f"{each}/")
-        }
-    problems = [*_compare(_read_files(statement), found, left_out, "the statement")]
+    folders = tuple(f"{each}/" for each in ignored)
+    found = {name: path for name, path in found.items() if not f"{name}/".startswith(folders)}
+    problems = [*_compare(stated, found, "the statement")]
     inputs = {} if reference is None else list_inputs(header_of(reference.stored))
-    known = _read_source(statement) if inputs else {}
-    inputs = {name: path for name, path in inputs.items() if name in known}
-    problems += _compare(known, inputs, (), "the statement on the source")
+    source = _read_source(statement) if inputs else {}
+    problems += _compare(source, inputs, "the statement on the source", may_have_more=True)
     notes = ("the source was not compared: the statement has no SHA-256 of it",)
     return Result(
         problems=tuple(keep_first(problems, "{} other files differ from the statement")),
         figures=AttestationFigures(
             files=len(found),
-            source_files=len(inputs),
+            source_files=len(source),
             recipe=str(derivation.get("recipe") or ""),
             counts=object_of(object_of(derivation, "proof"), "counts"),
             signature="none" if not is_signed else "checked" if key else "not checked",
         ),
-        notes=() if reference is None or known else notes,
+        notes=() if reference is None or source else notes,
     )
 
 
 def _compare(
-    stated: Mapping[str, str], found: Mapping[str, str], left_out: Sequence[str], what: str
+    stated: Mapping[str, str], found: Mapping[str, str], what: str, *, may_have_more: bool = False
 ) -> Iterator[Problem]:
     """Yield the differences between the SHA-256 that are stated, and those of files."""
     if len(stated) == len(found) == 1:  # a file can be renamed
         stated = dict(zip(found, stated.values(), strict=True))
     digests = digest_files({name: path for name, path in found.items() if name in stated})
-    for name in sorted(({*stated} - {*left_out}) | {*found}):
+    for name in sorted(stated if may_have_more else {*stated, *found}):
         if name not in found:
             yield Problem(where=name, text=f"the file is missing, but {what} names it")
         elif name not in stated:
@@ -126,12 +125,12 @@ def _read_statement(path: str, key: str | None) -> tuple[Mapping[str, Any], bool
         if document.get("_type") != STATEMENT or kind not in {DERIVATION, MANIFEST}:
             why = why or f"the predicate `{kind}` is not {DERIVATION} or {MANIFEST}"
         elif kind == MANIFEST:
-            wanted = _read_digests(document["subject"]).values()
             form = document["predicate"]["serialization"]
             if (form["method"], form["hash_type"]) != ("files", "sha256"):
                 why = why or f"it has {form['hash_type']} of {form['method']}, not sha256 of files"
-            elif [*wanted] != [digest_all(_read_files(document).values())]:
-                why = why or "the digest of the model is not that of its files"
+            model = [*_read_digests(document["subject"]).values()]
+            if not why and model != [digest_all(_read_files(document).values())]:
+                why = "the digest of the model is not that of its files"
         _ = why or (_read_files(document), _read_source(document))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise FormatError(path, None, f"the statement is damaged: {error!r}") from error
