@@ -169,6 +169,7 @@ def test_with_an_importance_matrix_files_are_proved_and_with_the_matrix_reproduc
             or not told <= {Verdict.PROVED, Verdict.REPRODUCED}
             or not rest <= {Verdict.BOUNDED}
             or again.counts != {"reproduced": 30}
+            or figures.recipe != recipe
             or (figures.uses_importance is not True and recipe != "Q8_0")
         ):
             offenders.append(f"{recipe}: {figures.counts}, {again.counts}, {problems}")

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
+from weightctl.plan.cast import cast
 from weightctl.plan.file_types import find_file_type, read_file_type
 from weightctl.plan.recipe_lines import LLAMA_RECIPES
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.proof.verdicts import Verdict
 from weightctl.weights.derived import tensor_of
-from weightctl.weights.tree import header_of
 from weightctl.write.convert import convert
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.plan.plan import Plan
     from weightctl.verify.proof.verdicts import TensorProof
-    from weightctl.verify.request import Request
     from weightctl.weights.derived import ReadableTensor
     from weightctl.weights.info import Header
     from weightctl.weights.metadata import MetadataValue
+    from weightctl.weights.tree import Checkpoint
 
 # Keys that state how a file was made or stored, and not what the model is.
 _OF_THE_FILE = (
@@ -42,39 +42,34 @@ class Making(NamedTuple):
     additions: tuple[str, ...] = ()
 
 
-def find_making(request: Request, tensors: Sequence[TensorProof]) -> Making:
+def find_making(
+    header: Header, tensors: Sequence[TensorProof], find_plan: Callable[[], Plan | None]
+) -> Making:
     """Return how a checkpoint was made, as far as its bytes tell.
 
     Tensors are not read. The recipe and the additions are known for GGUF files whose source can be
-    converted to GGUF.
+    converted to GGUF; `find_plan` returns the plan for that.
     """
-    header = header_of(request.subject.stored)
     through = next((each.through for each in tensors if each.through), "")
     importance = _find_importance(tensors, header)
-    if header.format != "gguf" or request.reference is None:
-        return Making(uses_importance=importance, through=through)
-    plan = plan_to_gguf(request)
+    plan = find_plan() if header.format == "gguf" else None
     if plan is None:
         return Making(uses_importance=importance, through=through)
     return Making(
-        recipe=_find_recipe(request, header),
+        recipe=_find_recipe(plan, header, weighted=bool(importance)),
         uses_importance=importance,
         through=through,
         additions=tuple(_list_additions(header.metadata, plan.metadata)),
     )
 
 
-def plan_to_gguf(request: Request, quant: str | None = None) -> Plan | None:
-    """Return the plan to convert the source to GGUF; None if that is not possible.
+def plan_to_gguf(source: Checkpoint) -> Plan | None:
+    """Return the plan to convert a checkpoint to GGUF; None if that is not possible.
 
     Tensors are not read.
     """
-    if request.reference is None:
-        return None
     try:
-        return convert(
-            request.reference.stored, "model.gguf", quant=quant, dry_run=True, allow_requantize=True
-        ).plan
+        return convert(source, "model.gguf", dry_run=True).plan
     except WeightctlError:
         return None
 
@@ -95,7 +90,7 @@ def _find_importance(tensors: Sequence[TensorProof], header: Header) -> bool | N
     return any(key.startswith(_IMPORTANCE) for key in header.metadata)
 
 
-def _find_recipe(request: Request, header: Header) -> str:
+def _find_recipe(plan: Plan, header: Header, *, weighted: bool) -> str:
     """Return the first recipe or type that gives the types of all tensors; empty if none does."""
     types = {name: info.encoding for name, info in header.tensors.items()}
     used = {each.name for each in types.values() if each.quantization is not None}
@@ -109,9 +104,12 @@ def _find_recipe(request: Request, header: Header) -> str:
     ]
     names += used if len(used) == 1 else []
     for name in dict.fromkeys(names):
-        plan = plan_to_gguf(request, name)
-        made = {} if plan is None else {each.info.name: each.info.encoding for each in plan.items}
-        if made == types:
+        target = LLAMA_RECIPES.get(name) or ENCODINGS[name]
+        try:
+            made = cast(plan, target, requantize=True, weighted=weighted)
+        except WeightctlError:
+            continue
+        if {each.info.name: each.info.encoding for each in made.items} == types:
             return name
     return ""
 

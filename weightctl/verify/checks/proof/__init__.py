@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,10 @@ from weightctl.weights.derived import tensor_of
 from weightctl.weights.tree import header_of, source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from weightctl.formats.imatrix.entry import ColumnValues
+    from weightctl.plan.plan import Plan
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.proof.scaling import Scaling
     from weightctl.verify.proof.tensors import Proved
@@ -67,7 +68,9 @@ def check(request: Request) -> Result:
         return Result(problems=(mismatch.problem,))
     pairing = request.pairing
     pairs = [pair for pair in pairing.pairs if request.has_layer(pair.layer)]
-    seen = [_see_as_stored(request, pair, pairing) for pair in pairs if pair.is_comparable]
+    source = None if request.reference is None else request.reference.stored
+    find_plan = cache(lambda: None if source is None else plan_to_gguf(source))
+    seen = [_see_as_stored(request, pair, find_plan) for pair in pairs if pair.is_comparable]
     alone = [] if request.layers is not None else list(report_unpaired(pairing))
     problems = list(list_unlike(pairs))
     # Nobody can know the rows before, and the reported seed repeats the sample.
@@ -99,7 +102,8 @@ def check(request: Request) -> Result:
         confidence=CONFIDENCE if request.sample else 1.0,
         seed=seed if request.sample else 0,
     )
-    figures = replace(figures, **find_making(request, tensors)._asdict())
+    header = header_of(request.subject.stored)
+    figures = replace(figures, **find_making(header, tensors, find_plan)._asdict())
     alone += [
         Problem(where=key, text="it does not follow from the source, and programs execute it")
         for key in figures.additions
@@ -112,8 +116,9 @@ def check(request: Request) -> Result:
     )
 
 
-def _see_as_stored(request: Request, pair: Pair, pairing: Pairing) -> Pair:
+def _see_as_stored(request: Request, pair: Pair, find_plan: Callable[[], Plan | None]) -> Pair:
     """Return a pair in the naming convention of the checkpoint, whose bytes are then as stored."""
+    pairing = request.pairing
     own, other = pairing.checkpoint, pairing.reference
     view = (pairing.seen_in(own.convention, pair) if own is not None else pair) or pair
     stored = _find_stored(request.subject, pair.name)
@@ -123,7 +128,7 @@ def _see_as_stored(request: Request, pair: Pair, pairing: Pairing) -> Pair:
     # The modules of the family have the tensor in another form, which a conversion computes.
     source = _find_stored(request.reference, pair.reference_name)
     if own.convention != other.convention:
-        plan = plan_to_gguf(request)
+        plan = find_plan()
         source = None if plan is None else find_planned(plan, pair.name)
     if stored is None or source is None or source.info.shape != stored.info.shape:
         return view
