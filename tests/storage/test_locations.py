@@ -16,6 +16,7 @@ from weightctl.storage.location import (
     full_url,
     hint_for_missing,
     parse_location,
+    store_of,
 )
 
 
@@ -98,3 +99,17 @@ def test_errors_about_a_url_do_not_show_its_signature(monkeypatch: pytest.Monkey
         assert "http://127.0.0.1:1/a.gguf: " in str(error.value)
         assert "PASSWORD" not in str(error.value)
         assert "SIGNATURE" not in str(error.value)
+
+
+def test_a_package_that_cannot_be_loaded_is_named_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A DLL of the package can be missing, or not fit the system."""
+
+    def refuse(_: str, __: str = "") -> object:
+        raise ImportError("DLL load failed while importing _obstore", name="obstore._obstore")
+
+    monkeypatch.setattr("weightctl.storage.location._STORES", {})
+    monkeypatch.setattr("weightctl.storage.location.load", refuse)
+    with pytest.raises(FormatError, match="which cannot be loaded: DLL load"):
+        store_of("https://example.org/a.gguf")

@@ -187,14 +187,18 @@ def store_of(text: str) -> Store | None:
         try:
             store = load(line.module, "weightctl.storage.base:Store")
             _STORES[line.module] = cast("Store", store())
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("weightctl"):
+        except ImportError as error:
+            name = error.name or line.module
+            if name.startswith("weightctl"):
                 raise
+            is_missing = isinstance(error, ModuleNotFoundError)
+            why = "is not installed" if is_missing else f"cannot be loaded: {error}"
+            how = "install it" if is_missing else "install it again"
             raise FormatError(
                 text,
                 None,
-                f"{scheme}:// URLs need the package {error.name}, which is not installed",
-                hint=f"install it: {name_install(line.extra)}",
+                f"{scheme}:// URLs need the package {name}, which {why}",
+                hint=f"{how}: {name_install(line.extra)}",
             ) from error
     return _STORES[line.module]
 

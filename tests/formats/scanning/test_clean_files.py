@@ -250,3 +250,21 @@ def test_storages_of_one_byte_throughout_pass(tmp_path: Path) -> None:
     state = {str(byte): torch.full((300,), byte, dtype=torch.uint8) for byte in range(256)}
     torch.save(state, tmp_path / "a.pt")
     assert not any(findings(tmp_path / "a.pt"))
+
+
+def test_compressed_files_are_not_called_clean_by_a_python_without_the_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some builds of Python have no `bz2` and no `lzma`."""
+    monkeypatch.setattr("weightctl.formats.scanning.compressions._BZ2", None)
+    monkeypatch.setattr("weightctl.formats.scanning.compressions._LZMA", None)
+    packed = {
+        "a.bz2": (bz2.compress(TEXT), "bz2"),
+        "a.xz": (lzma.compress(TEXT), "lzma"),
+        "a.lzma": (lzma.compress(TEXT, lzma.FORMAT_ALONE), "lzma"),
+    }
+    for name, (raw, module) in packed.items():
+        (tmp_path / name).write_bytes(raw)
+        found = scan_paths([str(tmp_path / name)], ScanChoices(quiet=True))
+        assert found == 1
+        assert f"built without the module `{module}`" in capsys.readouterr().out

@@ -5,10 +5,9 @@ Data is decompressed when it is read, and only a part of it is kept in memory.
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import zlib
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weightctl.formats.scanning.found import Scanned, unread
 
@@ -17,6 +16,17 @@ if TYPE_CHECKING:
 
     from weightctl.formats.scanning.sources import Budget, ScanPlace, ScanSource
 
+
+def _load(name: str) -> Any:
+    """Return a module that Python can be built without; None if it was."""
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+_BZ2, _LZMA = _load("bz2"), _load("lzma")
+_ERRORS = (zlib.error, OSError, EOFError, ValueError, *([_LZMA.LZMAError] if _LZMA else []))
 _FED = 1 << 12
 _UNPACKED = 1 << 18
 _KEPT = 1 << 24
@@ -87,21 +97,41 @@ class _Inflated:
         return made
 
 
+class _Missing:
+    """What decompresses nothing: Python was built without the module for a compression."""
+
+    eof, needs_input, unused_data = False, True, b""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        del data, max_length
+        raise _Damaged(f"this Python was built without the module `{self._module}`")
+
+
 def make_inflater() -> Decompressor:
     return _Inflated()
 
 
 def bzip2() -> Decompressor:
-    return bz2.BZ2Decompressor()
+    return _Missing("bz2") if _BZ2 is None else _BZ2.BZ2Decompressor()
 
 
 def _xz() -> Decompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, _LZMA_MEMORY)
+    return _make_lzma("FORMAT_XZ")
 
 
 def lzma_alone() -> Decompressor:
     """Return a decompressor of LZMA with its old header."""
-    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, _LZMA_MEMORY)
+    return _make_lzma("FORMAT_ALONE")
+
+
+def _make_lzma(form: str) -> Decompressor:
+    if _LZMA is None:
+        return _Missing("lzma")
+    made: Decompressor = _LZMA.LZMADecompressor(getattr(_LZMA, form), _LZMA_MEMORY)
+    return made
 
 
 class Unpacked:
@@ -191,7 +221,7 @@ class Unpacked:
                 return
         try:
             made = stream.decompress(data, _UNPACKED)
-        except (zlib.error, OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        except _ERRORS as error:
             self._end(f"it cannot be unpacked: {error}")
             return
         self._budget.unpack(len(made))
@@ -304,6 +334,8 @@ def is_packed(compression: _Compression, head: bytes, source: ScanSource, budget
     """Whether data looks like the output of a compression."""
     if not compression.begins(head):
         return False
+    if compression.open is not None and isinstance(compression.open(), _Missing):
+        return True
     return compression.is_certain or bool(_stream(compression, source, budget).read(0, _TRIED))
 
 
