@@ -8,6 +8,7 @@ others one that is rounded afterwards, or fitted to the codes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -81,7 +82,7 @@ _STEEPEST, _FLATTEST = 2.0, 0.5
 # Scales that lie far from the values cause this many times the squared error of the best scale for
 # the same codes; any usual importance causes less than 3 times as much. Mean squared errors below
 # this part of a squared step are not examined: 1 / 12 is usual.
-_MOST_TIMES, _LEAST_ERROR = 5.0, 0.11
+_MOST_TIMES, _LEAST_ERROR = 5.0, 0.125
 # The largest mean squared error in squares of the step that covers the range of the values.
 _MOST_ERROR = 8.0
 # The number of values to process at once, so that they stay in a core's cache.
@@ -220,15 +221,20 @@ class _BlockTile:
         return found
 
     def _find_not_nearest_of_levels(self) -> Bools:
-        found: Bools = np.zeros(self._values.shape, bool)
-        twice = self._distance * np.float32(2)
-        limit = np.abs(self._stored) * np.float32(_TIE)
-        for table in _NEIGHBORS:
-            apart = self._fill(table) - self._stored
-            sign = np.sign(apart)
-            found |= (twice * sign > apart * sign + limit) & (sign != 0)
-        of_blocks: Bools = np.logical_or.reduce(found, axis=1)
-        return of_blocks
+        """Return the same for uneven levels, which are compared with those beside them."""
+        found = np.zeros(len(self._values), bool)
+        twice = self._values * np.float32(2) - self._stored
+        sign = np.sign(self._step)[:, :, None]
+        limit = np.maximum(np.abs(self._low), np.abs(self._high))[:, :, None] * np.float32(_TIE)
+        for by, table in _NEIGHBORS.items():
+            beside = self._fill(table)
+            beyond = (twice - beside).reshape(self._groups)
+            beyond *= sign * np.float32(by)
+            places = np.flatnonzero(beyond > limit)
+            # The codes at the ends have one neighbor.
+            places = places[beside.reshape(-1)[places] != self._stored.reshape(-1)[places]]
+            found[places // self._values.shape[1]] = True
+        return found
 
     def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
         """Return whether, in each block, one multiple of the scale gives all codes.
@@ -238,7 +244,7 @@ class _BlockTile:
         layout, step = self._layout, self._spread(self._step, blocks)
         wanted, code = self._values[blocks] / step, np.rint(self._stored[blocks] / step)
         if layout.levels:
-            place = np.searchsorted(layout.levels, np.nan_to_num(code))
+            place = np.nan_to_num(code).astype(np.int16) - np.int16(layout.levels[0])
             below, above = (each[place] for each in _find_midpoints(layout.levels))
         else:
             least, most = -layout.codes // 2, layout.codes // 2 - 1
@@ -292,19 +298,22 @@ class _BlockTile:
         rounding *= np.float32(layout.spacing)
         if layout.has_min:
             least, most = self._find_ends(self._values)
+            magnitude = np.maximum(most, -least)
             np.minimum(least, 0, out=least)
             full = (most - least) / np.float32(layout.codes - 1)
             largest = _STEEPEST * (layout.codes - 1) / (layout.codes - 1 - _SHIFT)
             smallest = 0.0
         else:
             half = layout.codes / 2
-            full = self._find_magnitudes(self._values) / np.float32(half)
+            magnitude = self._find_magnitudes(self._values)
+            full = magnitude / np.float32(half)
             largest = (1 + _FLATTEST) * half / (half - _SHIFT)
             smallest = _FLATTEST * half / (half + _SHIFT)
         mean = np.vecdot(distance, distance) / np.float32(layout.shared)
         # A scale or min that is rounded to float16, times a code, can be most of the error.
-        offset = self._find_magnitudes(self._values) * np.float32(_ROUNDED)
-        offset += np.float32(layout.codes * layout.spacing * _LEAST_ROUNDED)
+        offset = magnitude * np.float32(_ROUNDED) + np.float32(
+            layout.codes * layout.spacing * _LEAST_ROUNDED
+        )
         is_unusual = mean > (step + rounding) ** 2 * np.float32(_LEAST_ERROR) + offset * offset
         rows, groups = np.nonzero(is_unusual)
         best = self._find_least_errors(rows, groups)
@@ -346,10 +355,15 @@ def _shift_codes(by: int) -> U8:
     return shifted
 
 
-_NEIGHBORS = _shift_codes(-1), _shift_codes(1)
+_NEIGHBORS = {by: _shift_codes(by) for by in (-1, 1)}
 
 
-def _find_midpoints(levels: tuple[int, ...]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return, for each level, the ends of the range that is nearest to it."""
-    middle = (np.array(levels[1:], np.float64) + levels[:-1]) / 2
-    return np.append(-np.inf, middle), np.append(middle, np.inf)
+@cache
+def _find_midpoints(levels: tuple[int, ...]) -> tuple[F32, F32]:
+    """Return the ends of the range nearest to each level, by its distance from the first level."""
+    middle = (np.array(levels[1:], np.float32) + levels[:-1]) / np.float32(2)
+    ends = np.append(np.float32(-np.inf), middle), np.append(middle, np.float32(np.inf))
+    places = np.array(levels) - levels[0]
+    made = np.zeros((2, places[-1] + 1), np.float32)
+    made[:, places] = ends
+    return made[0], made[1]

@@ -237,7 +237,9 @@ class _RowBlocks:
 
     def judge(self, through: Encoding | None) -> None:
         """Judge the rows with open blocks on a route."""
-        places = np.flatnonzero(self.is_open.any(axis=1))
+        of_rows = self.is_open.any(axis=1)
+        # Whole pieces are not copied.
+        places = slice(None) if of_rows.all() else np.flatnonzero(of_rows)
         values, raw = _convert(self._source[places], through), self._raw[places]
         is_same = self.is_same[places]
         if self._reproduces:
@@ -248,8 +250,13 @@ class _RowBlocks:
                 self.is_unusual[places] &= ~is_same
         is_wrong = self.is_wrong[places] & ~is_same
         if is_wrong.any():
-            blocks = values.reshape(*is_wrong.shape, self._encoding.block)[is_wrong]
-            found = _judge(blocks, raw[is_wrong], self._encoding)
+            blocks = values.reshape(*is_wrong.shape, self._encoding.block)
+            chosen = (slice(None), slice(None)) if is_wrong.all() else is_wrong
+            found = _judge(
+                blocks[chosen].reshape(-1, self._encoding.block),
+                raw[chosen].reshape(-1, self._encoding.size),
+                self._encoding,
+            )
             is_unusual = self.is_unusual[places]
             is_unusual[is_wrong] = found.unusual & ~found.wrong
             self.is_unusual[places] = is_unusual
