@@ -103,17 +103,21 @@ _TYPES = {int: "u32", float: "f32", str: "string", list: "array[bool]"}
 
 
 def write_gguf(
-    path: Path, kind: str, config: Any, tensors: Arrays, *, is_stacked: bool = True
-) -> None:
+    path: Path, kind: str, config: Any, tensors: Arrays, *, is_stacked: bool = True,
+    of_matrices: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> None:  # fmt: skip
     """Write tensors as llama.cpp's script does, by the names and keys of gguf.
 
-    `kind` is the architecture in GGUF. Without `is_stacked`, each expert is a tensor.
+    `kind` is the architecture in GGUF, and `of_matrices` the type of matrices. Without
+    `is_stacked`, each expert is a tensor.
     """
     writer = _writer(path, kind, config)
     for name, array in _for_gguf(kind, config, tensors).items():
         parts = {name: array} if is_stacked else _apart(name, array)
         for part, values in parts.items():
-            writer.add_tensor(part, np.ascontiguousarray(values))
+            own = of_matrices if values.ndim > 1 else gguf.GGMLQuantizationType.F32
+            raw = gguf.quants.quantize(np.ascontiguousarray(values), own)
+            writer.add_tensor(part, raw, raw_dtype=own)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -257,19 +257,25 @@ CHANGES: Mapping[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
 }
 
 
+def write_changed(
+    out: Path, name: str, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> Path:
+    """Write the model with a changed matrix, in BF16, and return its directory."""
+    shutil.copytree(MODEL, out)
+    tensors = {
+        each: np.asarray(node.data().astype("f32")) for each, node in open_weights(MODEL).items()
+    }
+    tensors[name] = rounded(np.ascontiguousarray(change(tensors[name]), np.float32))
+    convert(tensors, out / "model.safetensors", dtype="bf16", force=True)
+    return out
+
+
 def test_changes_before_quantization_are_found_in_each_type(scratch: Path) -> None:
     name, where = "model.layers.1.mlp.up_proj.weight", "blk.1.ffn_up.weight"
     offenders: list[str] = []
     for what, change in CHANGES.items():
-        changed = scratch / what.replace(" ", "-")
-        shutil.copytree(MODEL, changed)
-        tensors = {
-            each: np.asarray(node.data().astype("f32"))
-            for each, node in open_weights(MODEL).items()
-        }
-        tensors[name] = rounded(np.ascontiguousarray(change(tensors[name]), np.float32))
-        convert(tensors, changed / "model.safetensors", dtype="bf16", force=True)
-        for recipe in RECIPES:
+        changed = write_changed(scratch / what.replace(" ", "-"), name, change)
+        for recipe in (*RECIPES, "MXFP4"):
             for imatrix in (None, IMPORTANCE):
                 out = scratch / "changed.gguf"
                 convert(changed, out, quant=recipe, imatrix=imatrix, force=True)
@@ -281,6 +287,48 @@ def test_changes_before_quantization_are_found_in_each_type(scratch: Path) -> No
                     continue
                 if wrong != [where] or not any(where in each for each in problems):
                     offenders.append(f"{what}, {recipe}, {imatrix}: {wrong}, {problems}")
+    assert offenders == []
+
+
+def test_exchanged_and_tuned_rows_are_found_in_the_schemes(scratch: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    offenders: list[str] = []
+    for change in (swap_rows, tune_row):
+        source = write_changed(scratch / f"{change.__name__}-for-schemes", name, change)
+        for scheme in ("FP8", "W4A16", "AWQ", "MLX-4bit", "BNB-NF4"):
+            out = scratch / "changed-scheme"
+            convert(source, out, quant=scheme, force=True)
+            figures, problems = prove(out)
+            # A row that was exchanged is not a factor of rows, as AWQ has.
+            found = {each.name: each.wrong_rows for each in figures.tensors
+                     if each.verdict is Verdict.OTHER}  # fmt: skip
+            rows = {(3, 9), (5,)}
+            if found.keys() != {name} or found[name] not in rows or not problems:
+                offenders.append(f"{change.__name__}, {scheme}: {found}, {figures.counts}")
+    assert offenders == []
+
+
+def test_one_other_row_of_a_reproduced_file_is_not_called_the_rounding_of_a_build(
+    scratch: Path,
+) -> None:
+    def tune(array: NDArray[np.float32]) -> NDArray[np.float32]:
+        made = array.copy()
+        noise = np.random.default_rng(4).standard_normal(array.shape[1])
+        made[229] += 0.01 * noise * np.sqrt(np.mean(made[229] ** 2))
+        return made
+
+    where = "blk.0.attn_output.weight"
+    source = write_changed(scratch / "one-row", "model.layers.0.self_attn.o_proj.weight", tune)
+    offenders: list[str] = []
+    for recipe in ("Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+        out = scratch / "one-row.gguf"
+        # The codes are those of some scale, so only the bytes tell.
+        convert(source, out, quant=recipe, force=True)
+        figures, _ = prove(out)
+        found = {each.name: each.wrong_rows for each in figures.tensors
+                 if each.verdict is Verdict.OTHER}  # fmt: skip
+        if found != {where: (229,)}:
+            offenders.append(f"{recipe}: {found}")
     assert offenders == []
 
 

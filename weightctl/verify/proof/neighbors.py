@@ -1,10 +1,14 @@
-"""The values beside the stored ones: those that the next lower and the next higher code give."""
+"""The values beside the stored ones: those that the next lower and the next higher code give.
+
+Some tools choose the codes first, and then round the scales. This can move the values of whole
+groups, by an amount that the stored scales bound.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +20,7 @@ from weightctl.schemes.arrays.values import CodedRow, Scaled
 from weightctl.weights.derived import DerivedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,31 +30,67 @@ if TYPE_CHECKING:
     from weightctl.weights.derived import ReadableTensor
 
 
-def find_neighbors(tensor: ReadableTensor) -> tuple[ReadableTensor, ReadableTensor] | None:
-    """Return a weight of a scheme with each code replaced by its lower, and by its higher, one.
+# The rounding to bfloat16 of a scale and of what is added to the products with it, and that of a
+# quotient plus a zero point.
+_OF_SUM, _OF_CODE = 2.0**-8, 2.0**-9
 
-    A code at the end of the range stays. Return None for tensors that are not stored as codes with
-    scales.
+
+class Neighbors(NamedTuple):
+    """A weight of a scheme with each code replaced by its lower, and by its higher, one.
+
+    A code at the end of the range stays. `rounding` has as its magnitudes how far the rounding of
+    scales can have moved the values, beyond a part of the values; None if it cannot.
     """
-    lower, higher = _shift(tensor, -1), _shift(tensor, 1)
-    return None if lower is None or higher is None else (lower, higher)
+
+    lower: ReadableTensor
+    higher: ReadableTensor
+    rounding: ReadableTensor | None
 
 
-def _shift(tensor: ReadableTensor, by: int) -> ReadableTensor | None:
+def find_neighbors(tensor: ReadableTensor) -> Neighbors | None:
+    """Return the neighbors of a weight; None if it is not stored as codes with scales."""
+    lower, higher = (_change(tensor, partial(_shift_values, by=by)) for by in (-1, 1))
+    if lower is None or higher is None:
+        return None
+    return Neighbors(lower, higher, _change(tensor, _find_rounding))
+
+
+def _change(
+    tensor: ReadableTensor, change: Callable[[WeightValues], WeightValues | None]
+) -> ReadableTensor | None:
     tensor = resolve(tensor)
     if not isinstance(tensor, DerivedTensor):
         return None
     step = tensor.step
     if isinstance(step, Dequantized):
-        values = _shift_values(step.values, by)
+        values = change(step.values)
         if values is None:
             return None
         return DerivedTensor(tensor.info.name, replace(step, values=values), tensor.inputs)
-    below = [_shift(each, by) for each in tensor.inputs]
+    below = [_change(each, change) for each in tensor.inputs]
     inputs = [each for each in below if each is not None]
     if len(inputs) < len(below):
         return None
     return DerivedTensor(tensor.info.name, step, inputs)
+
+
+def _find_rounding(values: WeightValues) -> WeightValues | None:
+    if isinstance(values, CodedRow) and values.nested is not None:
+        # bitsandbytes chooses a code beside the true scale, but not always the nearest one.
+        apart = np.abs(np.diff(values.nested.values, prepend=np.nan, append=np.nan))
+        largest = np.fmax(apart[1:], apart[:-1])
+        nested = replace(values.nested, values=largest, offset=0.0)
+        return replace(values, values=_find_largest(values.values), nested=nested)
+    if not isinstance(values, Scaled):
+        return None
+    if values.biases is not None:
+        return replace(values, biases=None, factor=values.factor * _OF_SUM)
+    if values.zeros is not None and isinstance(values.numbers, PackedNumbers):
+        # Tools add zero points to quotients that are at least 0, or at least minus this.
+        half = 1 << (values.numbers.packing.bits - 1)
+        numbers = _AtLeast(values.numbers, half)
+        return replace(values, numbers=numbers, zero=0, zeros=None, factor=values.factor * _OF_CODE)
+    return None
 
 
 def _shift_values(values: WeightValues, by: int) -> WeightValues | None:
@@ -76,6 +116,14 @@ def _shift_numbers(values: Scaled, by: int) -> NumberTable | None:
     if isinstance(numbers, PlainNumbers) and numbers.dtype.encoding.size == 1:
         return _NextFloats(numbers, _list_values(numbers.dtype), by)
     return None
+
+
+def _find_largest(values: F32) -> F32:
+    """Return the largest magnitude of each value and of those that the codes beside it have."""
+    codes = tuple(values.tolist())
+    beside = [values, *(values[_order_codes(codes, by)] for by in (-1, 1))]
+    largest: F32 = np.abs(beside).max(axis=0)
+    return largest
 
 
 @lru_cache(maxsize=32)
@@ -120,6 +168,18 @@ class _NextIntegers:
         moved = found.astype(np.int16) + np.int16(self.by)
         kept: NDArray[Any] = np.clip(moved, self.least, self.most).astype(found.dtype)
         return kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AtLeast:
+    """Integers that are at least 0; smaller ones than `least` are replaced by it."""
+
+    numbers: PackedNumbers
+    least: int
+
+    def read(self, inputs: Sequence[ReadableTensor], region: Region, /) -> NDArray[Any]:
+        larger: NDArray[Any] = np.maximum(self.numbers.read(inputs, region), self.least)
+        return larger
 
 
 @dataclass(frozen=True, slots=True, eq=False)

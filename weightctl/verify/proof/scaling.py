@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _ROWS, _ROUNDS = 256, 4
 # Factors are estimated with about this relative error; if they differ less, there are none.
 _ALIKE = 0.05
+# Factors beyond these quantiles are replaced by them: AWQ has a factor for each column.
+_KEPT = 0.01, 0.99
 _LEAST = 1e-30
 
 
@@ -39,7 +41,7 @@ def find_scaling(pair: Pair) -> Scaling | None:
     """Return the factors that the columns and rows of a matrix were multiplied by; None if none.
 
     Only a sample of rows is read. Factors explain the difference if what is left of it is within
-    the error of the encoding.
+    the error of the encoding in each row.
     """
     shape = pair.tensor.info.shape
     if len(shape) != 2:
@@ -57,11 +59,17 @@ def find_scaling(pair: Pair) -> Scaling | None:
                 np.sum(part * part, 1, keepdims=True) + _LEAST
             )
         made = source * rows * columns
-        left = np.sum((own - made) ** 2) / (np.sum(made**2) + _LEAST)
-    spread = float(np.std(columns) / np.abs(np.mean(columns)) + np.std(rows) / abs(np.mean(rows)))
+        left = np.max(np.sum((own - made) ** 2, 1) / (np.sum(made**2, 1) + _LEAST))
+        spread = _find_spread(columns) + _find_spread(rows)
     if not left <= sample_limit(pair) ** 2 or not spread > _ALIKE:
         return None
     return Scaling(pair, columns[0] * np.median(rows))
+
+
+def _find_spread(factors: F64) -> float:
+    """Return the relative standard deviation of factors, without a few: these are damage."""
+    kept = np.clip(factors, *np.quantile(factors, _KEPT))
+    return float(np.std(kept) / np.abs(np.mean(kept)))
 
 
 def is_divided(norm: Pair, scalings: Iterable[Scaling]) -> bool:

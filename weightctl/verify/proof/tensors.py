@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.formats.imatrix.entry import ColumnWeights
     from weightctl.verify.compare.pairing import Pair
-    from weightctl.weights.derived import ReadableTensor
+    from weightctl.verify.proof.neighbors import Neighbors
 
     Bools = NDArray[np.bool_]
 
@@ -55,6 +55,8 @@ class Route(NamedTuple):
 class Counts:
     """The blocks of a tensor by what is known of them; counts of pieces can be added.
 
+    `other_rows` are the first rows with blocks that are not the same; if codes have neighbors, with
+    wrong or unusual codes.
     `through` is the type of another route that explains some blocks, empty if there is none.
     """
 
@@ -63,6 +65,7 @@ class Counts:
     same: int = 0
     wrong: int = 0
     unusual: int = 0
+    other_rows: list[int] = field(default_factory=list[int])
     wrong_rows: list[int] = field(default_factory=list[int])
     unusual_rows: list[int] = field(default_factory=list[int])
     through: str = ""
@@ -70,6 +73,7 @@ class Counts:
     def add(self, other: Counts) -> None:
         for name in ("rows", "blocks", "same", "wrong", "unusual"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.other_rows += other.other_rows[: MOST_ROWS - len(self.other_rows)]
         self.wrong_rows += other.wrong_rows[: MOST_ROWS - len(self.wrong_rows)]
         self.unusual_rows += other.unusual_rows[: MOST_ROWS - len(self.unusual_rows)]
         self.through = self.through or other.through
@@ -86,7 +90,7 @@ class Claim(NamedTuple):
     ranges: Sequence[range]
     importance: ColumnWeights | None = None
     matrix: int = 0
-    neighbors: tuple[ReadableTensor, ReadableTensor] | None = None
+    neighbors: Neighbors | None = None
 
     @property
     def width(self) -> int:
@@ -206,6 +210,7 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
         same=int(np.count_nonzero(tile.is_same)),
         wrong=int(np.count_nonzero(tile.is_wrong)),
         unusual=int(np.count_nonzero(tile.is_unusual)),
+        other_rows=_list_rows(~tile.is_same, rows),
         wrong_rows=_list_rows(tile.is_wrong, rows),
         unusual_rows=_list_rows(tile.is_unusual, rows),
         through=through,
@@ -303,24 +308,25 @@ def _convert(values: F32, through: Encoding | None) -> F32:
     return transcode(between, through, _F32).raw.view(np.float32)
 
 
-def _judge_neighbors(
-    claim: Claim, neighbors: tuple[ReadableTensor, ReadableTensor], values: F32, rows: range
-) -> Counts:
+def _judge_neighbors(claim: Claim, neighbors: Neighbors, values: F32, rows: range) -> Counts:
     """Compare each value with those of the two codes beside its own.
 
     A code is wrong if another one is nearer, and unusual if this can be the rounding of the
-    quotient to 16 bits.
+    quotient to 16 bits, or of the scale.
     """
     first, count = rows.start * claim.width, len(rows) * claim.width
     stored = read_floats(claim.pair.tensor, first, count).reshape(values.shape)
     is_wrong, is_unusual = np.zeros(values.shape, bool), np.zeros(values.shape, bool)
     with np.errstate(all="ignore"):
         distance = values - stored
-        for tensor in neighbors:
+        offset = np.abs(stored) * np.float32(_HALF_PRECISION)
+        if neighbors.rounding is not None:
+            offset += np.abs(read_floats(neighbors.rounding, first, count).reshape(values.shape))
+        for tensor in (neighbors.lower, neighbors.higher):
             apart = read_floats(tensor, first, count).reshape(values.shape) - stored
             step = np.abs(apart)
             beyond = distance * np.sign(apart) - step * np.float32(0.5)
-            rounding = (np.abs(stored) + step) * np.float32(_HALF_PRECISION)
+            rounding = offset + step * np.float32(_HALF_PRECISION)
             is_unusual |= (beyond > step * np.float32(_TIE)) & (step != 0)
             is_wrong |= (beyond > rounding) & (step != 0)
         is_wrong |= ~np.isfinite(distance)
@@ -329,6 +335,7 @@ def _judge_neighbors(
         blocks=values.size,
         wrong=int(np.count_nonzero(is_wrong)),
         unusual=int(np.count_nonzero(is_unusual & ~is_wrong)),
+        other_rows=_list_rows(is_wrong | is_unusual, rows),
         wrong_rows=_list_rows(is_wrong, rows),
     )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix.entry import ColumnValues
     from weightctl.plan.plan import Plan
     from weightctl.verify.compare.pairing import Pair, Pairing
+    from weightctl.verify.proof.neighbors import Neighbors
     from weightctl.verify.proof.scaling import Scaling
     from weightctl.verify.proof.tensors import Proved
     from weightctl.verify.request import Request
@@ -48,11 +49,13 @@ CONFIDENCE = 0.999
 # Single rows are small: over a network, their reads take longer than their proof.
 _REQUESTS = 16
 # If at most this share of the blocks of all reproduced tensors differ, they were changed later.
-# Builds of llama.cpp with other rounding differ in more blocks than that.
-_FEW = 1e-4
+# Builds of llama.cpp with other rounding differ in more blocks than that, and in more rows.
+_FEW, _FEW_ROWS = 1e-4, 2
 _TEMPLATE = "tokenizer.chat_template"
 # Tools with error feedback choose more codes than this that are not the nearest ones.
 _MANY = 1e-3
+# Matrices have more rows than this.
+_USUAL_ROWS = 32
 
 
 def check(request: Request) -> Result:
@@ -159,7 +162,7 @@ def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random)
         yield claim
 
 
-def _find_codes(pair: Pair) -> tuple[ReadableTensor, ReadableTensor] | None:
+def _find_codes(pair: Pair) -> Neighbors | None:
     return find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
 
 
@@ -182,14 +185,18 @@ def _draw_rows(claim: Claim, most_wrong: float, chance: random.Random) -> list[r
 def _are_few(found: Sequence[Proved]) -> bool:
     """Whether nearly all blocks of the reproduced tensors are those that the encoder gives."""
     counts = [each.counts for each in found if each.route.reproduces]
-    differing = sum(each.blocks - each.same for each in counts)
-    return differing <= max(1, _FEW * sum(each.blocks for each in counts))
+    if sum(len(each.other_rows) for each in counts) <= _FEW_ROWS:
+        return True
+    return sum(each.blocks - each.same for each in counts) <= _FEW * sum(
+        each.blocks for each in counts
+    )
 
 
 def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
     counts, pair = proved.counts, claim.pair
     verdict, reason, details = _decide(claim, proved, are_few=are_few)
     through = proved.route.through
+    rows = counts.wrong_rows or (counts.other_rows if verdict is Verdict.OTHER else [])
     return TensorProof(
         name=pair.name,
         reference=pair.reference_name,
@@ -203,7 +210,7 @@ def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
         same=counts.same,
         wrong=counts.wrong,
         unusual=counts.unusual,
-        wrong_rows=tuple(stored_rows(pair, counts.wrong_rows)),
+        wrong_rows=tuple(stored_rows(pair, rows)),
         unusual_rows=tuple(stored_rows(pair, counts.unusual_rows)),
         through=counts.through if through is None else through.name,
         reason=reason,
@@ -239,9 +246,12 @@ def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, st
 def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str]:
     """Judge a tensor whose codes need not be the nearest ones, by its distance."""
     counts = proved.counts
-    if claim.neighbors is not None and 0 < counts.wrong <= _MANY * counts.blocks:
+    # The rounding of quotients or scales moves values in many rows.
+    are_alone = 0 < len(counts.other_rows) <= _FEW_ROWS and counts.rows >= _USUAL_ROWS
+    if claim.neighbors is not None and (0 < counts.wrong <= _MANY * counts.blocks or are_alone):
         reason = "some values are not the nearest ones to the source, and all others are"
-        return Verdict.OTHER, reason, f"{pluralize(counts.wrong, 'value')} of {counts.blocks:,}"
+        few = pluralize(counts.wrong or counts.unusual, "value")
+        return Verdict.OTHER, reason, f"{few} of {counts.blocks:,}"
     measured = measure_pair(claim.pair)
     details = (
         f"relative RMSE {percent(measured.relative_rmse)}, expected {percent(measured.expected)}"
@@ -257,20 +267,21 @@ def _find_exceptions(proofs: dict[str, TensorProof]) -> None:
     """Replace the verdicts on tensors that the encoder does not give, though most others it does.
 
     This matters for types whose codes cannot be judged one by one: without an importance matrix,
-    the encoder gives all of them.
+    the encoder gives all of them. Types that use no such matrix are counted apart.
     """
-    weighted = {
-        module: each
-        for module, each in proofs.items()
-        if ENCODINGS[each.encoding].takes_importance and each.blocks
-    }
-    left = {module for module, each in weighted.items() if each.verdict is not Verdict.REPRODUCED}
-    if len(left) > len(weighted) / 2:
-        return
-    for module in left:
-        if weighted[module].verdict is Verdict.BOUNDED:
-            reason = "the encoder gives other blocks, though it gives those of most other tensors"
-            proofs[module] = replace(weighted[module], verdict=Verdict.OTHER, reason=reason)
+    for takes_importance in (False, True):
+        alike = {
+            module: each
+            for module, each in proofs.items()
+            if (kind := ENCODINGS[each.encoding]).takes_importance == takes_importance
+            and kind.quantization is not None
+            and each.blocks
+        }
+        left = {module for module, each in alike.items() if each.verdict is not Verdict.REPRODUCED}
+        for module in left if len(left) <= len(alike) / 2 else ():
+            if alike[module].verdict is Verdict.BOUNDED:
+                reason = "the encoder gives other blocks, though not in most other tensors"
+                proofs[module] = replace(alike[module], verdict=Verdict.OTHER, reason=reason)
 
 
 def _explain_scaling(claims: Mapping[str, Claim], proofs: dict[str, TensorProof]) -> None:
