@@ -8,7 +8,6 @@ others one that is rounded afterwards, or fitted to the codes.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
@@ -34,8 +33,9 @@ class CodeLayout(NamedTuple):
     scale. `shared` values have one scale. With `has_min`, the lowest level is free; otherwise a
     code represents 0.
 
-    `slack` is the largest relative distance of the scale that codes are chosen for from the stored
-    one; with 0, they are the same. `fits_min` states that a scale and a min are fitted to codes.
+    Codes are chosen for the stored scale. With `is_rounded`, it is rounded to float16 afterwards.
+    With `fits_scale`, they are chosen for one scale, and the stored one is fitted to them; with
+    `fits_min`, so is the min.
     """
 
     fields: tuple[str, ...]
@@ -45,7 +45,8 @@ class CodeLayout(NamedTuple):
     lowest: int = 0x00
     highest: int = 0xFF
     levels: tuple[int, ...] = ()
-    slack: float = 0.0
+    is_rounded: bool = False
+    fits_scale: bool = False
     fits_min: bool = False
 
     @property
@@ -64,13 +65,13 @@ _LAYOUTS = {
     "Q4_K": CodeLayout(("low",), 16, 32, has_min=True),
     "Q5_K": CodeLayout(("high", "low"), 32, 32, has_min=True),
     "Q6_K": CodeLayout(("low", "high"), 64, 16),
-    "Q4_0": CodeLayout(("low",), 16, 32, slack=_FITTED),
-    "Q5_0": CodeLayout(("high", "low"), 32, 32, slack=_FITTED),
+    "Q4_0": CodeLayout(("low",), 16, 32, fits_scale=True),
+    "Q5_0": CodeLayout(("high", "low"), 32, 32, fits_scale=True),
     "Q4_1": CodeLayout(("low",), 16, 32, has_min=True, fits_min=True),
     "Q5_1": CodeLayout(("high", "low"), 32, 32, has_min=True, fits_min=True),
-    "Q8_0": CodeLayout(("q",), 256, 32, lowest=0x80, highest=0x7F, slack=_ROUNDED),
-    "IQ4_NL": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, slack=_ROUNDED),
-    "IQ4_XS": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, slack=_ROUNDED),
+    "Q8_0": CodeLayout(("q",), 256, 32, lowest=0x80, highest=0x7F, is_rounded=True),
+    "IQ4_NL": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, is_rounded=True),
+    "IQ4_XS": CodeLayout(("q",), 16, 32, levels=IQ4_LEVELS, is_rounded=True),
 }
 # The float32 rounding of the operations before a code is chosen: of the quotient, and of the value.
 _TIE, _OPERATIONS = 1e-5, 2.0**-21
@@ -86,7 +87,7 @@ _MOST_TIMES, _LEAST_ERROR = 5.0, 0.125
 # The largest mean squared error in squares of the step that covers the range of the values.
 _MOST_ERROR = 8.0
 # The number of values to process at once, so that they stay in a core's cache.
-_AREA = 1 << 15
+_AREA = 1 << 18
 # Larger values than this have a block scale that is not rounded to 0.
 _LEAST_SCALED = 2e-4
 
@@ -194,7 +195,7 @@ class _BlockTile:
         layout = self._layout
         found = self._find_not_nearest_of_levels() if layout.levels else self._find_not_nearest()
         doubtful = np.flatnonzero(found)
-        if len(doubtful) and (layout.slack or layout.fits_min):
+        if len(doubtful) and (layout.fits_scale or layout.fits_min):
             judge = self._fits_some_range if layout.fits_min else self._fits_some_scale
             found[doubtful] = ~judge(doubtful)
         return found
@@ -216,6 +217,8 @@ class _BlockTile:
         # Values beyond the ends of the range have the codes of the ends.
         toward = distance * step
         is_wrong = ((toward < 0) & (stored != low)) | ((toward > 0) & (stored != high))
+        rounding = self._allow_rounding(rows)[:, None]
+        limit = limit + rounding * (np.abs(stored) + np.abs(step))
         is_wrong &= ~(np.abs(distance) <= limit)
         found[rows[is_wrong.any(axis=1)]] = True
         return found
@@ -231,25 +234,26 @@ class _BlockTile:
             beyond = (twice - beside).reshape(self._groups)
             beyond *= sign * np.float32(by)
             places = np.flatnonzero(beyond > limit)
+            rows = places // self._values.shape[1]
+            own, other = (each.reshape(-1)[places] for each in (self._stored, beside))
+            allowed = self._allow_rounding(rows) * (np.abs(own) + np.abs(other))
             # The codes at the ends have one neighbor.
-            places = places[beside.reshape(-1)[places] != self._stored.reshape(-1)[places]]
-            found[places // self._values.shape[1]] = True
+            is_wrong = (beyond.reshape(-1)[places] > allowed) & (own != other)
+            found[rows[is_wrong]] = True
         return found
 
-    def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
-        """Return whether, in each block, one multiple of the scale gives all codes.
+    def _allow_rounding(self, rows: NDArray[np.intp]) -> F32:
+        """Return how far the scales of blocks may be from those that codes were chosen for."""
+        least = _LEAST_ROUNDED / self._scale[rows]
+        return np.maximum(least, _ROUNDED) if self._layout.is_rounded else np.zeros_like(least)
 
-        The multiple is at most the slack of the layout away from 1.
-        """
+    def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
+        """Return whether, in each block, one multiple of the scale gives all codes."""
         layout, step = self._layout, self._spread(self._step, blocks)
         wanted, code = self._values[blocks] / step, np.rint(self._stored[blocks] / step)
-        if layout.levels:
-            place = np.nan_to_num(code).astype(np.int16) - np.int16(layout.levels[0])
-            below, above = (each[place] for each in _find_midpoints(layout.levels))
-        else:
-            least, most = -layout.codes // 2, layout.codes // 2 - 1
-            below = np.where(code > least, code - 0.5, -np.inf)
-            above = np.where(code < most, code + 0.5, np.inf)
+        least, most = -layout.codes // 2, layout.codes // 2 - 1
+        below = np.where(code > least, code - 0.5, -np.inf)
+        above = np.where(code < most, code + 0.5, np.inf)
         positive = wanted > 0
         is_zero = (wanted == 0) | (step == 0)
         low = np.where(positive, below, above) / wanted
@@ -257,11 +261,8 @@ class _BlockTile:
         low[is_zero], high[is_zero] = -np.inf, np.inf
         is_impossible = np.any((wanted == 0) & (step != 0) & ((below > 0) | (above < 0)), axis=1)
         # The stored scale, in units of the one that the codes were chosen for.
-        scale = self._scale[blocks]
-        slack = np.maximum(scale * np.float32(layout.slack), _LEAST_ROUNDED)
-        least_scale = np.maximum(low.max(axis=1), scale / (scale + slack))
-        greatest = np.where(scale > slack, scale / (scale - slack), np.inf)
-        most_scale = np.minimum(high.min(axis=1), greatest)
+        least_scale = np.maximum(low.max(axis=1), 1 / (1 + _FITTED))
+        most_scale = high.min(axis=1)
         fits: Bools = ~is_impossible & (least_scale <= most_scale * (1 + _TIE))
         return fits
 
@@ -356,14 +357,3 @@ def _shift_codes(by: int) -> U8:
 
 
 _NEIGHBORS = {by: _shift_codes(by) for by in (-1, 1)}
-
-
-@cache
-def _find_midpoints(levels: tuple[int, ...]) -> tuple[F32, F32]:
-    """Return the ends of the range nearest to each level, by its distance from the first level."""
-    middle = (np.array(levels[1:], np.float32) + levels[:-1]) / np.float32(2)
-    ends = np.append(np.float32(-np.inf), middle), np.append(middle, np.float32(np.inf))
-    places = np.array(levels) - levels[0]
-    made = np.zeros((2, places[-1] + 1), np.float32)
-    made[:, places] = ends
-    return made[0], made[1]
