@@ -244,8 +244,12 @@ class _BlockTile:
 
     def _allow_rounding(self, rows: NDArray[np.intp]) -> F32:
         """Return how far the scales of blocks may be from those that codes were chosen for."""
-        least = _LEAST_ROUNDED / self._scale[rows]
-        return np.maximum(least, _ROUNDED) if self._layout.is_rounded else np.zeros_like(least)
+        if not self._layout.is_rounded:
+            return np.zeros(len(rows), np.float32)
+        found: F32 = np.maximum(
+            np.float32(_LEAST_ROUNDED) / self._scale[rows], np.float32(_ROUNDED)
+        )
+        return found
 
     def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
         """Return whether, in each block, one multiple of the scale gives all codes."""
