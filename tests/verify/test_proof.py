@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from importances import imatrix_dat
 from llama_cpp import ggml_needs_importance, ggml_quantize
 from weightctl import convert, open_weights
 from weightctl.codecs import codec, definition
@@ -415,6 +416,30 @@ def test_a_sample_reads_as_many_rows_as_its_statement_needs(scratch: Path) -> No
     assert chance < 1 - CONFIDENCE
     assert tensor.checked < rows / 5
     assert (figures.most_wrong, figures.confidence) == (0.01, CONFIDENCE)
+
+
+def test_a_sample_of_types_that_are_compared_by_distance_reads_its_rows_only(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = scratch / "by-distance.gguf"
+    convert(MODEL, out, quant="IQ3_S", imatrix=IMPORTANCE)
+    monkeypatch.setattr("weightctl.verify.checks.proof.measure_pair", None)
+    figures, problems = prove(out, sample=0.2)
+    assert problems == []
+    assert figures.counts["within the bound"]
+
+
+def test_the_importance_matrix_of_another_model_is_refused(scratch: Path) -> None:
+    out = scratch / "weighted-by-another.gguf"
+    convert(MODEL, out, quant="Q4_K_M")
+    for values in (64, 256 * 3 + 1):
+        matrix = imatrix_dat(
+            scratch / "another.dat", {"blk.0.attn_q.weight": (np.ones(values, np.float32), 1)}
+        )
+        report = verify(out, MODEL, checks=["metadata"], prove=True, imatrix=matrix)
+        (problem,) = report.results["proof"].problems
+        assert f"has {values} values for `blk.0.attn_q.weight`" in problem.text
+        assert "made with this model" in problem.hint
 
 
 def test_requests_without_a_proof_are_refused(scratch: Path) -> None:

@@ -25,19 +25,6 @@ class Verdict(StrEnum):
     UNDECIDED = "not decidable"
 
 
-MEANINGS = {
-    Verdict.REPRODUCED: "The encoder gives the same bytes.",
-    Verdict.PROVED: "Each code is the nearest one to the value of the source, and each scale is "
-    "one that an importance matrix can cause.",
-    Verdict.BOUNDED: "The values are as near to those of the source as the type usually is, but "
-    "codes or scales are not those of plain rounding, as with error feedback or an unusual "
-    "importance matrix.",
-    Verdict.OTHER: "There are values that no quantization of the source has.",
-    Verdict.UNDECIDED: "The tensors cannot be compared, for example because their columns were "
-    "scaled.",
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorProof:
     """What is known of a tensor, by comparing it with the source's tensor.

@@ -10,6 +10,8 @@ from math import ceil, prod
 from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
+from weightctl.errors import ConversionError
+from weightctl.families.matching import EMBEDDING_WEIGHT
 from weightctl.text.wording import percent, pluralize
 from weightctl.verify.checks.values import (
     explain_skip,
@@ -19,7 +21,14 @@ from weightctl.verify.checks.values import (
     report_forgotten,
     report_unpaired,
 )
-from weightctl.verify.compare.distance import is_within, measure_pair, stored_rows
+from weightctl.verify.compare.distance import (
+    Measured,
+    Piece,
+    is_within,
+    measure_pair,
+    measure_pieces,
+    stored_rows,
+)
 from weightctl.verify.compare.explaining import CauseSearch
 from weightctl.verify.proof.codes import find_layout
 from weightctl.verify.proof.making import find_making, find_planned, plan_to_gguf
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix.entry import ColumnValues
     from weightctl.plan.plan import Plan
     from weightctl.verify.compare.pairing import Pair, Pairing
-    from weightctl.verify.proof.neighbors import Neighbors
     from weightctl.verify.proof.scaling import Scaling
     from weightctl.verify.proof.tensors import Proved
     from weightctl.verify.request import Request
@@ -152,18 +160,27 @@ def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random)
         importance = read_importance(request.imatrix).values
     for pair in pairs:
         info = pair.tensor.info
-        claim = Claim(pair, [range(prod(info.shape[:-1]))], neighbors=_find_codes(pair))
+        neighbors = find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
+        claim = Claim(pair, [range(prod(info.shape[:-1]))], neighbors=neighbors)
         if request.sample:
             claim = claim._replace(ranges=_draw_rows(claim, request.sample, chance))
         values = importance.get(pair.name)
-        if values is not None and values.size % claim.width == 0:
-            known = values.reshape(values.size // claim.width, claim.width)
-            claim = claim._replace(importance=known, matrix=pair.expert or 0)
+        # As in ggml, a matrix whose rows are looked up needs no importance.
+        if values is not None and pair.module != EMBEDDING_WEIGHT:
+            claim = _use_importance(claim, values, request.imatrix or "")
         yield claim
 
 
-def _find_codes(pair: Pair) -> Neighbors | None:
-    return find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
+def _use_importance(claim: Claim, values: ColumnValues, path: str) -> Claim:
+    """Return a claim with the importance of its columns; refuse that of another model."""
+    first, width = claim.pair.expert or 0, claim.width
+    count, rest = divmod(values.size, width)
+    if rest or count < first + prod(claim.pair.tensor.info.shape[:-2]):
+        raise ConversionError(
+            f"{path} has {values.size} values for `{claim.pair.name}`, whose rows have {width}",
+            hint="use the importance matrix that was made with this model, or no --imatrix",
+        )
+    return claim._replace(importance=values.reshape(count, width), matrix=first)
 
 
 def _draw_rows(claim: Claim, most_wrong: float, chance: random.Random) -> list[range]:
@@ -227,11 +244,11 @@ def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, st
     of = f"{{}} of {counts.blocks:,}"
     if proved.route.reproduces and are_few and encoding.dtype is None:
         reason = "blocks differ from those that the encoder gives, and all others are equal"
-        return Verdict.OTHER, reason, of.format(_count_blocks(left))
+        return Verdict.OTHER, reason, of.format(pluralize(left, "block"))
     if claim.neighbors is None and (find_layout(encoding) or encoding.dtype is not None):
         if counts.wrong:
             reason = "it has values that no quantization of the source has"
-            return Verdict.OTHER, reason, of.format(_count_blocks(counts.wrong))
+            return Verdict.OTHER, reason, of.format(pluralize(counts.wrong, "block"))
         if not counts.unusual:
             return Verdict.PROVED, "", ""
         reason = (
@@ -239,7 +256,7 @@ def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, st
             if encoding.dtype is not None
             else "all codes are the nearest ones, but some scales are unusual"
         )
-        return Verdict.BOUNDED, reason, of.format(_count_blocks(counts.unusual))
+        return Verdict.BOUNDED, reason, of.format(pluralize(counts.unusual, "block"))
     return _decide_by_distance(claim, proved)
 
 
@@ -252,7 +269,7 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
         reason = "some values are not the nearest ones to the source, and all others are"
         few = pluralize(counts.wrong or counts.unusual, "value")
         return Verdict.OTHER, reason, f"{few} of {counts.blocks:,}"
-    measured = measure_pair(claim.pair)
+    measured = _measure(claim)
     details = (
         f"relative RMSE {percent(measured.relative_rmse)}, expected {percent(measured.expected)}"
     )
@@ -261,6 +278,18 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
     if claim.neighbors is not None and not counts.wrong:
         return Verdict.PROVED, "", ""
     return Verdict.BOUNDED, "codes of this type need not be the nearest ones", details
+
+
+def _measure(claim: Claim) -> Measured:
+    """Return the distance of a pair; that of the drawn rows if only a sample is read."""
+    if len(claim.ranges) == 1:
+        return measure_pair(claim.pair)
+    measured, width = Measured(), claim.width
+    pieces = (Piece(claim.pair, each.start * width, each.stop * width) for each in claim.ranges)
+    with measure_pieces(pieces) as made:
+        for part in made:
+            measured.add(part)
+    return measured
 
 
 def _find_exceptions(proofs: dict[str, TensorProof]) -> None:
@@ -304,10 +333,6 @@ def _explain_scaling(claims: Mapping[str, Claim], proofs: dict[str, TensorProof]
         if len(pair.tensor.info.shape) == 1 and is_divided(pair, scalings):
             reason = "it is divided by the factors of the columns of a matrix, as AWQ does"
             proofs[module] = replace(proofs[module], verdict=Verdict.BOUNDED, reason=reason)
-
-
-def _count_blocks(count: int) -> str:
-    return pluralize(count, "block")
 
 
 def _describe(
