@@ -12,7 +12,6 @@ import os
 import pty
 import re
 import shlex
-import signal
 import struct
 import subprocess
 import termios
@@ -43,7 +42,8 @@ pytestmark = [
 # What the two systems write otherwise: times, rates, and the time that a step takes.
 MEASURED = re.compile(r"^[\d.]+ s(, .*/s)?$|^about .*$", re.MULTILINE)
 STEP = re.compile(rb"(?<=\"modified\": \d{17})\d\d")
-_MOMENT = 0.01
+# Seconds between two looks, and those after which a process is taken to hang.
+_MOMENT, _LONGEST = 0.01, 300
 
 
 def there(path: Path | str) -> str:
@@ -63,14 +63,22 @@ def start_there(
     )  # fmt: skip
 
 
+def finish(started: subprocess.Popen[str], code: int = 0) -> str:
+    """Return what a process prints until it ends, stdout and stderr together."""
+    try:
+        out, errors = started.communicate(timeout=_LONGEST)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        raise
+    assert started.returncode == code, out + errors
+    return out + errors
+
+
 def run_there(
     *words: str, code: int = 0, command: tuple[str, ...] = COMMAND, **environment: str
 ) -> str:
     """Return what a command prints on Windows, stdout and stderr together."""
-    started = start_there(*words, command=command, **environment)
-    out, errors = started.communicate()
-    assert started.returncode == code, out + errors
-    return out + errors
+    return finish(start_there(*words, command=command, **environment), code)
 
 
 def run_here(*words: str | Path) -> str:
@@ -180,8 +188,10 @@ def slow_conversion(large: Path, out: Path) -> tuple[str, ...]:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + _LONGEST
     while not condition():
         assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, process.kill()
         time.sleep(_MOMENT)
 
 
@@ -193,8 +203,8 @@ def test_a_killed_conversion_is_continued(large: Path, tmp_path: Path) -> None:
     started = start_there(*words, **SLOW)
     wait_for(lambda: any(b'"key"' in each.read_bytes() for each in out.parent.glob("*.journal")),
              started)  # fmt: skip
-    started.send_signal(signal.SIGKILL)
-    started.communicate()
+    started.kill()
+    started.communicate(timeout=_LONGEST)
     assert not out.exists()
     report = tmp_path / "report.json"
     run_there(*words, "--report", there(report))
@@ -235,17 +245,31 @@ def test_a_path_with_a_backslash_at_its_end_is_a_directory(tmp_path: Path) -> No
     assert (tmp_path / "model.new" / "config.json").is_file()
 
 
-def test_a_second_run_to_the_same_output_is_refused(large: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out" / "model.gguf"
-    out.parent.mkdir()
-    words = slow_conversion(large, out)
-    started = start_there(*words, **SLOW)
-    wait_for(lambda: any(out.parent.iterdir()), started)
-    started.send_signal(signal.SIGSTOP)
-    assert "another run is writing" in run_there(*words, code=2)
-    started.send_signal(signal.SIGCONT)
-    _, errors = started.communicate()
-    assert started.returncode == 0, errors
+# Waits in the midst of a conversion. A stopped process of wine can stop its server.
+HELD = """
+import sys, time, weightctl
+from pathlib import Path
+source, out, waits, goes_on = map(Path, sys.argv[1:])
+def wait(count):
+    waits.touch()
+    while not goes_on.exists():
+        time.sleep(0.01)
+weightctl.convert(source, out, quant="Q5_K", progress=wait)
+"""
+
+
+def test_a_second_run_to_the_same_output_is_refused(tmp_path: Path) -> None:
+    out, waits, goes_on = (tmp_path / name for name in ("out.gguf", "waits", "goes_on"))
+    paths = [there(each) for each in (out, waits, goes_on)]
+    started = start_there(MODEL, *paths, command=("-c", HELD))
+    wait_for(waits.exists, started)
+    try:
+        text = run_there("convert", MODEL, there(out), "--quant", "Q5_K", code=2)
+    finally:
+        goes_on.touch()
+    assert "another run is writing" in text
+    finish(started)
+    assert out.is_file()
 
 
 HOLDING = """
@@ -351,8 +375,9 @@ def test_names_of_devices_are_refused(name: str, tmp_path: Path) -> None:
 def test_a_process_for_untrusted_files_gets_its_limits() -> None:
     program = "from weightctl.system.children import limit_process; limit_process(1 << 30, 20)"
     done = subprocess.run(
-        [*PYTHON, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
+        [*PYTHON, "-c", program], stdin=subprocess.DEVNULL, capture_output=True, check=False,
+        timeout=_LONGEST,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr  # wine accepts the limits, and does not enforce them
 
 
@@ -376,11 +401,13 @@ def show_there(*words: str, cwd: Path) -> str:
     environment = {name: os.environ[name] for name in os.environ if name != "PYTHONIOENCODING"}
     with ThreadPoolExecutor(1) as reader:
         written = reader.submit(read_all, ours)
-        subprocess.run(
-            [*PYTHON, "-m", "weightctl", *words], stdin=theirs, stdout=theirs, stderr=theirs,
-            cwd=cwd, env=environment | {"TERM": "xterm"}, check=True,
-        )  # fmt: skip
-        os.close(theirs)
+        try:
+            subprocess.run(
+                [*PYTHON, "-m", "weightctl", *words], stdin=theirs, stdout=theirs, stderr=theirs,
+                cwd=cwd, env=environment | {"TERM": "xterm"}, check=True, timeout=_LONGEST,
+            )  # fmt: skip
+        finally:
+            os.close(theirs)
     shown = written.result().decode().replace("\r", "")
     # The cursor is moved over spaces, and made visible or not.
     return CURSOR.sub(lambda found: " " * int(found[1] or 1) if found[2] == "C" else "", shown)
@@ -413,7 +440,7 @@ def test_characters_that_a_code_page_lacks_are_escaped(encoding: str, tmp_path: 
     done = subprocess.run(
         [*PYTHON, "-m", "weightctl", "ls", "--flat", there(path), there(tmp_path / "\u6a21")],
         stdin=subprocess.DEVNULL, capture_output=True, check=False,
-        env=os.environ | {"PYTHONIOENCODING": encoding},
+        env=os.environ | {"PYTHONIOENCODING": encoding}, timeout=_LONGEST,
     )  # fmt: skip
     assert done.returncode == 2
     out, errors = done.stdout.decode(encoding), done.stderr.decode(encoding)
