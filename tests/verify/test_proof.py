@@ -16,9 +16,11 @@ from weightctl import convert, open_weights
 from weightctl.codecs import codec, definition
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
+from weightctl.kernels import levels
 from weightctl.verify import verify
 from weightctl.verify.checks.proof import CONFIDENCE
-from weightctl.verify.proof.codes import find_layout, judge_blocks
+from weightctl.verify.proof import codes
+from weightctl.verify.proof.codes import find_doubtful, find_layout, judge_blocks
 from weightctl.verify.proof.verdicts import ProofFigures, Verdict
 from weightctl.weights.tree import header_of
 
@@ -110,6 +112,41 @@ def test_a_flipped_bit_of_a_code_is_found_in_each_block() -> None:
         # A code beside its own can be right for another scale that the values allow.
         if missed > (0 if encoding.name in AT_STORED_SCALES else 0.05 * len(stored)):
             offenders.append(f"{encoding}: {missed} of {len(stored)}")
+    assert offenders == []
+
+
+def test_kernels_pass_over_right_blocks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    offenders: list[str] = []
+    random = np.random.default_rng(11)
+    for encoding in JUDGED:
+        values = draw(10)
+        raw = np.empty((len(values), encoding.row_bytes(values.shape[1])), np.uint8)
+        codec(encoding).encode(values, weigh(3, 1.5), raw)
+        blocks, stored = in_blocks(encoding, values, raw)
+        bits = random.integers(8 * encoding.size, size=len(stored))
+        odd = blocks.copy()
+        odd[::3, 5], odd[1::3, 7], odd[2::3] = np.nan, np.inf, 0
+        cases = {
+            "honest": (blocks, stored),
+            "flipped": (blocks, flip(stored, bits)),
+            "exchanged": (blocks, np.roll(stored, 1, axis=0)),
+            "random": (blocks, random.integers(256, size=stored.shape, dtype=np.uint8)),
+            "larger": (blocks * np.float32(1.05), stored),
+            "odd": (odd, stored),
+        }
+        for name, (own, made) in cases.items():
+            with monkeypatch.context() as patch:
+                patch.setattr(codes, "code_examiner", lambda *_: None)
+                expected = judge_blocks(own, made, encoding)
+            if not expected.wrong[~np.isfinite(own).all(axis=1)].all():
+                offenders.append(f"{encoding}, {name}: a value that is not finite has a code")
+            for level in range(len(levels())):
+                found = judge_blocks(own, made, encoding, level)
+                if any(np.any(a != b) for a, b in zip(found, expected, strict=True)):
+                    offenders.append(f"{encoding}, {name}, {levels()[level]}")
+                doubtful = find_doubtful(own, made, encoding, level)
+                if name == "honest" and len(doubtful) > 0.15 * len(made):
+                    offenders.append(f"{encoding}: {len(doubtful)} of {len(made)} are doubtful")
     assert offenders == []
 
 

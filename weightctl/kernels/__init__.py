@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BlockRounder",
+    "CodeExaminer",
+    "ExaminedCodes",
     "Kernel",
     "KernelResult",
     "PairPacker",
@@ -26,6 +28,7 @@ __all__ = [
     "Transcoder",
     "active",
     "block_rounder",
+    "code_examiner",
     "kernel",
     "levels",
     "multiplies_bf16",
@@ -224,6 +227,37 @@ class RunComparer(NamedTuple):
         return _native.compare_runs(self.level, own, reference, out)
 
 
+class ExaminedCodes(NamedTuple):
+    """How the codes of an encoding are chosen: the fields of `struct code_layout` in codec.h."""
+
+    ends: Memory
+    beside: Memory | None
+    shared: int
+    scale: int
+    has_min: bool
+    fits_scale: bool
+    fits_min: bool
+    limits: Memory
+
+
+class CodeExaminer(NamedTuple):
+    """The kernel that finds blocks of one encoding, at one level, whose codes may be wrong."""
+
+    level: int
+    name: str
+
+    def find_doubtful(
+        self, values: Memory, blocks: Memory, codes: ExaminedCodes, out: Memory
+    ) -> None:
+        """Fill `out`, a byte for each block, with 1 where blocks need a closer look, else 0.
+
+        `values` are float32, and those that blocks may stand for. All are contiguous.
+        """
+        from weightctl.kernels import _native
+
+        _native.find_doubtful(self.level, self.name, values, blocks, codes, out)
+
+
 @cache
 def levels() -> tuple[str, ...]:
     """Return the instruction sets of this processor that have kernels, the best last."""
@@ -320,6 +354,13 @@ def run_comparer(level: int | None = None) -> RunComparer | None:
     if level is None:
         level = _choose_level()
     return None if level is None else RunComparer(level)
+
+
+@cache
+def code_examiner(name: str, level: int | None = None) -> CodeExaminer | None:
+    """Return the kernel that examines the codes of an encoding; None if there is none."""
+    found = kernel(name, level)
+    return CodeExaminer(found.level, name) if found is not None and found.decodes else None
 
 
 @cache

@@ -70,6 +70,15 @@ def multiply_rows(
 def compare_runs(
     level: int, own: Memory, reference: Memory, out: Memory, /
 ) -> tuple[float, float]: ...
+def find_doubtful(
+    level: int,
+    name: str,
+    values: Memory,
+    blocks: Memory,
+    codes: tuple[Memory, Memory | None, int, int, bool, bool, bool, Memory],
+    out: Memory,
+    /,
+) -> None: ...
 def multiplies_bf16() -> bool: ...
 def multiply_bf16(
     rows: Memory, columns: int, vectors: Memory, out: Memory, threads: int, /

@@ -70,6 +70,26 @@ struct rounding {
     float most;
 };
 
+/* How the codes of a block type are chosen: the fields of `CodeLayout`, and the limits, of
+   weightctl/verify/proof/codes.py.
+
+   `mask`, `lowest` and `highest` have `size` bytes: all bits of each byte that has codes, and the
+   lowest and the highest codes there. `down` and `up` have, for each of the 256 bytes, the one with
+   the codes beside; they are NULL if levels are evenly spaced. `range` is the distance of the ends,
+   or the highest level, in scales. `scale` is where the float16 scale of the block is, and
+   `shares_scale` is 1 if a block has several groups. */
+struct code_limits {
+    float codes, spacing, range, rounded, shares_scale, largest, smallest;
+    float least_error, most_times, most_error, most_fitted;
+};
+
+struct code_layout {
+    const uint8_t *mask, *lowest, *highest, *down, *up;
+    size_t shared, scale;
+    int has_min, fits_scale, fits_min;
+    struct code_limits limits;
+};
+
 /* The kernels compiled for one instruction set; `codecs` ends with a NULL name. `transcode` runs a
    task in one pass over memory; it returns -1 if it cannot allocate memory.
 
@@ -83,7 +103,8 @@ struct rounding {
    vectors. `multiply_tile` does the same for at most TILE_ROWS rows and many vectors, that
    `arrange_vectors` has arranged: ARRANGED at a time, each `columns` values; it needs room for
    TILE_SPACE(count) values. The sums are float32, in an order of their own. `compare_runs` sums
-   what runs.h states for each run of COMPARED values. */
+   what runs.h states for each run of COMPARED values. `find_doubtful` sets a byte of each block to
+   whether its codes need a closer look, see doubts.h. */
 #define ARRANGED 16
 #define TILE_ROWS 48
 #define TILE_COLUMNS 512
@@ -112,11 +133,14 @@ struct level {
                           float *out, float *space);
     float (*compare_runs)(const float *own, const float *reference, size_t runs, double *errors,
                           double *squares, double *own_squares, double *product);
+    void (*find_doubtful)(const struct codec *codec, const struct code_layout *layout,
+                          const float *values, const uint8_t *blocks, size_t count,
+                          uint8_t *doubtful);
 };
 
 #define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
                      transpose_words, pack_row_groups, multiply_rows, arrange_vectors, \
-                     multiply_tile, compare_runs}
+                     multiply_tile, compare_runs, find_doubtful}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

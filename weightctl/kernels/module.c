@@ -311,6 +311,9 @@ static PyMethodDef methods[] = {
      "multiply_rows(level, name, blocks, columns, vectors, first, out, threads)"},
     {"compare_runs", compare_runs, METH_VARARGS,
      "compare_runs(level, own, reference, out) -> (product, greatest difference)"},
+    {"find_doubtful", find_doubtful, METH_VARARGS,
+     "find_doubtful(level, name, values, blocks, (ends, beside, shared, scale, has_min, fits_scale,\n"
+     "fits_min, limits), out)"},
     {"multiplies_bf16", multiplies_bf16, METH_NOARGS, "multiplies_bf16() -> bool"},
     {"multiply_bf16", multiply_bf16, METH_VARARGS,
      "multiply_bf16(rows, columns, vectors, out, threads)"},

@@ -19,6 +19,7 @@ PyObject *transpose_words(PyObject *self, PyObject *args);
 PyObject *pack_row_groups(PyObject *self, PyObject *args);
 PyObject *multiply_rows(PyObject *self, PyObject *args);
 PyObject *compare_runs(PyObject *self, PyObject *args);
+PyObject *find_doubtful(PyObject *self, PyObject *args);
 PyObject *multiplies_bf16(PyObject *self, PyObject *args);
 PyObject *multiply_bf16(PyObject *self, PyObject *args);
 

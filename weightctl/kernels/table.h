@@ -37,6 +37,7 @@
 #include "tile_products.h"
 #include "transcode.h"
 #include "runs.h"
+#include "doubts.h"
 
 static const struct codec codecs[] = {
     {"F32", 1, 4, 0, f32_encode, f32_decode},

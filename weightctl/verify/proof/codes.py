@@ -8,21 +8,26 @@ others one that is rounded afterwards, or fitted to the codes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from weightctl.codecs import codec, definition
 from weightctl.codecs.codebook import IQ4_LEVELS
-from weightctl.kernels import block_rounder
+from weightctl.kernels import ExaminedCodes, code_examiner
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8, BlockCodec
     from weightctl.dtype import Encoding
 
     Bools = NDArray[np.bool_]
+    # A block type's fields, which NumPy's types cannot say: each has a type and an offset.
+    _Fields = Mapping[str, tuple[np.dtype[np.generic], int]]
 
 
 class CodeLayout(NamedTuple):
@@ -53,6 +58,14 @@ class CodeLayout(NamedTuple):
     def spacing(self) -> float:
         """The mean distance of neighboring levels, in scales."""
         return (self.levels[-1] - self.levels[0]) / (self.codes - 1) if self.levels else 1.0
+
+    @property
+    def slopes(self) -> tuple[float, float]:
+        """The least and the largest step, relative to that which covers the range of the values."""
+        if self.has_min:
+            return 0.0, _STEEPEST * (self.codes - 1) / (self.codes - 1 - _SHIFT)
+        half = self.codes / 2
+        return _FLATTEST * half / (half + _SHIFT), (1 + _FLATTEST) * half / (half - _SHIFT)
 
 
 # The relative distance that rounding to float16 can cause, and one that no fit exceeds; and half of
@@ -87,7 +100,7 @@ _MOST_TIMES, _LEAST_ERROR = 5.0, 0.125
 # The largest mean squared error in squares of the step that covers the range of the values.
 _MOST_ERROR = 8.0
 # The number of values to process at once, so that they stay in a core's cache.
-_AREA = 1 << 18
+_AREA = 1 << 16
 # Larger values than this have a block scale that is not rounded to 0.
 _LEAST_SCALED = 2e-4
 
@@ -108,18 +121,62 @@ def find_layout(encoding: Encoding) -> CodeLayout | None:
     return _LAYOUTS.get(encoding.name)
 
 
-def judge_blocks(values: F32, raw: U8, encoding: Encoding) -> Judged:
+def judge_blocks(values: F32, raw: U8, encoding: Encoding, level: int | None = None) -> Judged:
     """Judge blocks of an encoding that `find_layout` knows.
 
     `values` are those of the source, shape (blocks, elements), and `raw` are the blocks, shape
-    (blocks, bytes).
+    (blocks, bytes); both are contiguous. Kernels of a level, by default the active one, pass over
+    blocks that are surely right.
     """
-    found = Judged(np.empty(len(raw), bool), np.empty(len(raw), bool))
+    found = Judged(np.zeros(len(raw), bool), np.zeros(len(raw), bool))
+    doubtful = find_doubtful(values, raw, encoding, level)
     height = max(1, _AREA // encoding.block)
-    for first in range(0, len(raw), height):
-        some = slice(first, first + height)
+    for first in range(0, len(doubtful), height):
+        some = doubtful[first : first + height]
         found.wrong[some], found.unusual[some] = _judge_tile(values[some], raw[some], encoding)
     return found
+
+
+def find_doubtful(
+    values: F32, raw: U8, encoding: Encoding, level: int | None = None
+) -> NDArray[np.intp]:
+    """Return the numbers of the blocks that may be wrong or unusual: without kernels, of all."""
+    examiner = code_examiner(encoding.name, level)
+    if examiner is None:
+        return np.arange(len(raw))
+    found = np.empty(len(raw), np.uint8)
+    examiner.find_doubtful(values, raw, _list_codes(encoding), found)
+    return np.flatnonzero(found)
+
+
+@cache
+def _list_codes(encoding: Encoding) -> ExaminedCodes:
+    layout, dtype = _LAYOUTS[encoding.name], _find_block_dtype(encoding)
+    ends = np.zeros((3, encoding.size), np.uint8)
+    for row, byte in zip(ends, (0xFF, layout.lowest, layout.highest), strict=True):
+        for name in layout.fields:
+            row.view(dtype)[name].view(np.uint8)[...] = byte
+    smallest, largest = layout.slopes
+    limits = (
+        layout.codes, layout.spacing, layout.levels[-1] if layout.levels else layout.codes - 1,
+        _ROUNDED * layout.is_rounded, encoding.block > layout.shared, largest, smallest,
+        _LEAST_ERROR, _MOST_TIMES, _MOST_ERROR, 1 + _FITTED,
+    )  # fmt: skip
+    return ExaminedCodes(
+        ends=ends,
+        beside=np.stack([_NEIGHBORS[-1], _NEIGHBORS[1]]) if layout.levels else None,
+        shared=layout.shared,
+        scale=cast("_Fields", dtype.fields)["scale"][1],
+        has_min=layout.has_min,
+        fits_scale=layout.fits_scale,
+        fits_min=layout.fits_min,
+        limits=np.array(limits, np.float32),
+    )
+
+
+def _find_block_dtype(encoding: Encoding) -> np.dtype[np.void]:
+    # All encodings with a layout have a codec of blocks.
+    return cast("BlockCodec", definition(encoding)).block_dtype
 
 
 def _judge_tile(values: F32, raw: U8, encoding: Encoding) -> Judged:
@@ -138,8 +195,7 @@ class _BlockTile:
     def __init__(self, values: F32, raw: U8, encoding: Encoding, layout: CodeLayout) -> None:
         self._values, self._raw, self._layout = values, raw, layout
         self._codec = codec(encoding)
-        # All encodings with a layout have a codec of blocks.
-        self._dtype = cast("BlockCodec", definition(encoding)).block_dtype
+        self._dtype = _find_block_dtype(encoding)
         self._groups = len(values), encoding.block // layout.shared, layout.shared
         self._stored = self._decode(raw)
         self._distance = values - self._stored
@@ -166,29 +222,8 @@ class _BlockTile:
             field[...] = byte if isinstance(byte, int) else byte[field]
         return self._decode(filled)
 
-    def _spread(self, of_groups: F32, blocks: NDArray[np.intp]) -> F32:
-        """Return a number of each group for all of its values in some blocks."""
-        return np.repeat(of_groups[blocks], self._layout.shared, axis=1)
-
-    def _find_magnitudes(self, values: F32) -> F32:
-        """Return the largest magnitude of each group."""
-        found = np.empty(self._groups[:2], np.float32)
-        rounder = block_rounder("F32")
-        if rounder is None:
-            np.abs(values).reshape(self._groups).max(axis=2, out=found)
-            return found
-        rounder.reduce(values, values.shape[1], self._layout.shared, None, found)
-        return found
-
-    def _find_ends(self, values: F32) -> tuple[F32, F32]:
-        """Return the least and the greatest value of each group."""
-        low, high = (np.empty(self._groups[:2], np.float32) for _ in range(2))
-        rounder = block_rounder("F32")
-        if rounder is None:
-            groups = values.reshape(self._groups)
-            return groups.min(axis=2), groups.max(axis=2)
-        rounder.reduce(values, values.shape[1], self._layout.shared, low, high)
-        return low, high
+    def _group(self, values: F32) -> F32:
+        return values.reshape(self._groups)
 
     def find_wrong(self) -> Bools:
         """Return the blocks in which no allowed scale gives the codes."""
@@ -198,62 +233,51 @@ class _BlockTile:
         if len(doubtful) and (layout.fits_scale or layout.fits_min):
             judge = self._fits_some_range if layout.fits_min else self._fits_some_scale
             found[doubtful] = ~judge(doubtful)
+        # No encoder of blocks accepts other values.
+        found |= ~np.isfinite(self._distance).all(axis=1)
         return found
 
     def _find_not_nearest(self) -> Bools:
         """Return the blocks with a code that is not the nearest one at the stored scale."""
-        largest = np.maximum(np.abs(self._low), np.abs(self._high))
-        limit = np.abs(self._step) * np.float32(0.5 + _TIE) + largest * np.float32(_OPERATIONS)
-        far, found = self._find_magnitudes(self._distance) > limit, np.zeros(len(limit), bool)
-        rows, groups = np.nonzero(far | np.isnan(limit))
-        if not len(rows):
-            return found
-        distance, stored = (
-            each.reshape(self._groups)[rows, groups] for each in (self._distance, self._stored)
-        )
-        low, high, step, limit = (
-            each[rows, groups][:, None] for each in (self._low, self._high, self._step, limit)
-        )
+        low, high, step = (each[:, :, None] for each in (self._low, self._high, self._step))
+        stored, distance = self._group(self._stored), self._group(self._distance)
         # Values beyond the ends of the range have the codes of the ends.
         toward = distance * step
         is_wrong = ((toward < 0) & (stored != low)) | ((toward > 0) & (stored != high))
-        rounding = self._allow_rounding(rows)[:, None]
-        limit = limit + rounding * (np.abs(stored) + np.abs(step))
+        limit = np.abs(step) * np.float32(0.5 + _TIE)
+        limit = limit + np.maximum(np.abs(low), np.abs(high)) * np.float32(_OPERATIONS)
+        limit = limit + self._rounding * (np.abs(stored) + np.abs(step))
         is_wrong &= ~(np.abs(distance) <= limit)
-        found[rows[is_wrong.any(axis=1)]] = True
+        found: Bools = is_wrong.any(axis=(1, 2))
         return found
 
     def _find_not_nearest_of_levels(self) -> Bools:
         """Return the same for uneven levels, which are compared with those beside them."""
-        found = np.zeros(len(self._values), bool)
-        twice = self._values * np.float32(2) - self._stored
-        sign = np.sign(self._step)[:, :, None]
+        stored, distance = self._group(self._stored), self._group(self._distance)
+        is_wrong: Bools = np.zeros(stored.shape, bool)
+        sign: F32 = np.sign(self._step)[:, :, None]
         limit = np.maximum(np.abs(self._low), np.abs(self._high))[:, :, None] * np.float32(_TIE)
         for by, table in _NEIGHBORS.items():
-            beside = self._fill(table)
-            beyond = (twice - beside).reshape(self._groups)
-            beyond *= sign * np.float32(by)
-            places = np.flatnonzero(beyond > limit)
-            rows = places // self._values.shape[1]
-            own, other = (each.reshape(-1)[places] for each in (self._stored, beside))
-            allowed = self._allow_rounding(rows) * (np.abs(own) + np.abs(other))
+            beside = self._group(self._fill(table))
+            beyond = (distance * 2 + (stored - beside)) * (sign * np.float32(by))
+            allowed = np.maximum(limit, self._rounding * (np.abs(stored) + np.abs(beside)))
             # The codes at the ends have one neighbor.
-            is_wrong = (beyond.reshape(-1)[places] > allowed) & (own != other)
-            found[rows[is_wrong]] = True
+            is_wrong |= (beyond > allowed) & (stored != beside)
+        found: Bools = np.any(is_wrong, axis=(1, 2))
         return found
 
-    def _allow_rounding(self, rows: NDArray[np.intp]) -> F32:
-        """Return how far the scales of blocks may be from those that codes were chosen for."""
+    @property
+    def _rounding(self) -> F32:
+        """How far scales may be from those that codes were chosen for, (blocks, 1, 1)."""
         if not self._layout.is_rounded:
-            return np.zeros(len(rows), np.float32)
-        found: F32 = np.maximum(
-            np.float32(_LEAST_ROUNDED) / self._scale[rows], np.float32(_ROUNDED)
-        )
+            return np.zeros((1, 1, 1), np.float32)
+        least = np.float32(_LEAST_ROUNDED) / self._scale
+        found: F32 = np.maximum(least, np.float32(_ROUNDED))[:, None, None]
         return found
 
     def _fits_some_scale(self, blocks: NDArray[np.intp]) -> Bools:
         """Return whether, in each block, one multiple of the scale gives all codes."""
-        layout, step = self._layout, self._spread(self._step, blocks)
+        layout, step = self._layout, self._step[blocks]
         wanted, code = self._values[blocks] / step, np.rint(self._stored[blocks] / step)
         least, most = -layout.codes // 2, layout.codes // 2 - 1
         below = np.where(code > least, code - 0.5, -np.inf)
@@ -296,51 +320,40 @@ class _BlockTile:
     def find_unusual(self) -> Bools:
         """Return the blocks with a scale that no fit gives, or that lies far from the values."""
         layout = self._layout
-        distance = self._distance.reshape(self._groups)
+        distance, values = self._group(self._distance), self._group(self._values)
         step = np.abs(self._step) * np.float32(layout.spacing)
         # A scale that is stored in a few bits can be rounded by half of the block's scale.
         rounding = self._scale[:, None] * np.float32(self._groups[1] > 1) + _LEAST_ROUNDED
         rounding *= np.float32(layout.spacing)
+        least, most = values.min(axis=2), values.max(axis=2)
+        magnitude = np.maximum(most, -least)
         if layout.has_min:
-            least, most = self._find_ends(self._values)
-            magnitude = np.maximum(most, -least)
-            np.minimum(least, 0, out=least)
-            full = (most - least) / np.float32(layout.codes - 1)
-            largest = _STEEPEST * (layout.codes - 1) / (layout.codes - 1 - _SHIFT)
-            smallest = 0.0
+            full = (most - np.minimum(least, 0)) / np.float32(layout.codes - 1)
         else:
-            half = layout.codes / 2
-            magnitude = self._find_magnitudes(self._values)
-            full = magnitude / np.float32(half)
-            largest = (1 + _FLATTEST) * half / (half - _SHIFT)
-            smallest = _FLATTEST * half / (half + _SHIFT)
+            full = magnitude / np.float32(layout.codes / 2)
+        smallest, largest = layout.slopes
         mean = np.vecdot(distance, distance) / np.float32(layout.shared)
         # A scale or min that is rounded to float16, times a code, can be most of the error.
-        offset = magnitude * np.float32(_ROUNDED) + np.float32(
-            layout.codes * layout.spacing * _LEAST_ROUNDED
-        )
+        offset = magnitude * np.float32(_ROUNDED)
+        offset += np.float32(layout.codes * layout.spacing * _LEAST_ROUNDED)
         is_unusual = mean > (step + rounding) ** 2 * np.float32(_LEAST_ERROR) + offset * offset
-        rows, groups = np.nonzero(is_unusual)
-        best = self._find_least_errors(rows, groups)
-        is_unusual[rows, groups] = mean[rows, groups] > np.float32(_MOST_TIMES) * best
+        is_unusual &= mean > np.float32(_MOST_TIMES) * self._find_least_errors()
         is_unusual |= mean > np.float32(_MOST_ERROR) * (full + rounding + offset) ** 2
         is_unusual |= step > full * np.float32(largest) + rounding
         is_unusual |= step < full * np.float32(smallest) - rounding
-        found: Bools = is_unusual.any(axis=1)
+        is_far = np.abs(self._distance).max(axis=1) > _LEAST_SCALED
         is_lost = self._scale == 0
-        if is_lost.any():
-            found[is_lost] = np.abs(self._distance[is_lost]).max(axis=1) > _LEAST_SCALED
+        found: Bools = (is_lost & is_far) | (~is_lost & is_unusual.any(axis=1))
         return found
 
-    def _find_least_errors(self, rows: NDArray[np.intp], groups: NDArray[np.intp]) -> F32:
-        """Return the mean squared errors of some groups with the best scale, and min, for them."""
+    def _find_least_errors(self) -> F32:
+        """Return the mean squared errors of groups with the best scale, and min, for the codes."""
         values, stored = (
-            each.reshape(self._groups)[rows, groups].astype(np.float64)
-            for each in (self._values, self._stored)
+            self._group(each).astype(np.float64) for each in (self._values, self._stored)
         )
         if self._layout.has_min:
-            values -= values.mean(axis=1, keepdims=True)
-            stored -= stored.mean(axis=1, keepdims=True)
+            values -= values.mean(axis=2, keepdims=True)
+            stored -= stored.mean(axis=2, keepdims=True)
         product, squares = np.vecdot(values, stored), np.vecdot(stored, stored)
         rest = np.vecdot(values, values)
         rest -= np.where(squares > 0, product * product / squares, 0)
