@@ -33,6 +33,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.verify import verify
 from weightctl.verify.proof.codes import find_layout
+from weightctl.verify.proof.tensors import can_judge
 from weightctl.verify.proof.verdicts import ProofFigures, Verdict
 from weightctl.weights.tree import header_of
 
@@ -208,7 +209,7 @@ class Bench:
         if others == [of] and (row is None or is_moved or row in of.wrong_rows):
             return "found"
         # In types whose codes are not judged one by one, nothing of a tensor is told.
-        is_told = kind.is_scheme or find_layout(ENCODINGS[kind.quant]) is not None
+        is_told = kind.is_scheme or can_judge(ENCODINGS[kind.quant])
         is_noted = is_told and of.unusual and (row is None or row in of.unusual_rows)
         return "noted" if is_noted and of.verdict is Verdict.BOUNDED else "missed"
 

@@ -202,6 +202,17 @@ def test_a_proof_without_problems_writes_each_form(there: Path) -> None:
     assert not (there / "other.intoto.json").exists()
 
 
+def test_a_proof_with_problems_writes_no_statement_and_says_so(there: Path) -> None:
+    change(there / "q4.gguf")
+    ran = weightctl(
+        "verify", "q4.gguf", "--against", "source", "--prove", "--attest", "new.intoto.json",
+        "--quiet", cwd=there,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stderr == "warning: new.intoto.json was not written, because 1 problem was found\n"
+    assert not (there / "new.intoto.json").exists()
+
+
 def test_a_signature_is_that_of_the_key_and_a_foreign_one_is_refused(there: Path) -> None:
     model, signed = there / "q4.gguf", there / "signed.intoto.json"
     prove(there, "--attest", signed.name, "--key", "own.pem")

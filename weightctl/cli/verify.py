@@ -13,7 +13,7 @@ import typer
 from weightctl.cli import options
 from weightctl.cli.costs import show_document
 from weightctl.cli.progress import stages_bar
-from weightctl.cli.render import columns, is_terminal, show_lines, show_notes
+from weightctl.cli.render import columns, is_terminal, show_lines, show_notes, warn
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats.huggingface import companions
 from weightctl.plan.choices import DEFAULT_TASK
@@ -132,6 +132,9 @@ def verify(
     if reports:
         write(reports, report, force=force)
     _show(report, _in_vain(report, wanted), as_json=as_json, quiet=quiet)
+    if attest is not None and (count := len(report.problems)):
+        were_found = f"{pluralize(count, 'problem')} {'was' if count == 1 else 'were'} found"
+        warn(f"{attest} was not written, because {were_found}")
     if report.problems or report.differences or _in_vain(report, wanted):
         raise typer.Exit(1)
 

@@ -43,7 +43,7 @@ _ONE = np.float32(1)
 _Value = TypeVar("_Value", np.int32, np.float32)
 
 
-class _GridType(NamedTuple):
+class GridType(NamedTuple):
     """A type, and how ggml searches for its blocks.
 
     Sub-blocks have `length` values. The search tries the inverse scales `(most + step * i) / peak`
@@ -83,23 +83,23 @@ class _Levels(NamedTuple):
 
 
 _MAGNITUDES = (8, 25, 43)
-_TYPES = {
+GRID_TYPES = {
     kind.name: kind
     for kind in (
-        _GridType("IQ2_XXS", 32, 0.1, 6, _MAGNITUDES, 0.25, "always", 1.0,
+        GridType("IQ2_XXS", 32, 0.1, 6, _MAGNITUDES, 0.25, "always", 1.0,
               fits_first=True, needs_importance=True),
-        _GridType("IQ2_XS", 16, 0.1, 9, _MAGNITUDES, 0.25, share=1.0, needs_importance=True),
-        _GridType("IQ2_S", 16, 0.1, 9, _MAGNITUDES, 0.25, unweighted=0.25, fudge=0.9875,
+        GridType("IQ2_XS", 16, 0.1, 9, _MAGNITUDES, 0.25, share=1.0, needs_importance=True),
+        GridType("IQ2_S", 16, 0.1, 9, _MAGNITUDES, 0.25, unweighted=0.25, fudge=0.9875,
               negligible=np.float32(1e-8), has_all_signs=True),
-        _GridType("IQ3_XXS", 32, 0.2, 15, (4, 12, 20, 28, 36, 44, 52, 62), 0.5,
+        GridType("IQ3_XXS", 32, 0.2, 15, (4, 12, 20, 28, 36, 44, 52, 62), 0.5,
               negligible=np.float32(1e-8), fudge=1.0125),
-        _GridType("IQ3_S", 32, 0.2, 9, tuple(range(1, 16, 2)), 2.0, "all",
+        GridType("IQ3_S", 32, 0.2, 9, tuple(range(1, 16, 2)), 2.0, "all",
               negligible=np.float32(1e-45), fudge=1.033, has_all_signs=True),
     )
 }  # fmt: skip
 
 
-def _fit(kind: _GridType, rows: F32, importance: F32 | None, block: NDArray[np.void]) -> _Levels:
+def _fit(kind: GridType, rows: F32, importance: F32 | None, block: NDArray[np.void]) -> _Levels:
     """Store the scales of blocks (n,) of values (n, 256), and return what else they contain."""
     if importance is None and kind.needs_importance:
         raise EncodingError(
@@ -129,12 +129,12 @@ def _fit(kind: _GridType, rows: F32, importance: F32 | None, block: NDArray[np.v
     return _Levels(index, signs, np.clip(whole, 0, 15))
 
 
-def _arrange(rows: F32, kind: _GridType) -> F32:
+def _arrange(rows: F32, kind: GridType) -> F32:
     """Return values (n, 256) with a sub-block in each lane; those of a block are adjacent."""
     return np.ascontiguousarray(rows.reshape(-1, kind.length).T)
 
 
-def _search(kind: _GridType, x: F32, weights: F32) -> tuple[NDArray[np.int32], U8, F32]:
+def _search(kind: GridType, x: F32, weights: F32) -> tuple[NDArray[np.int32], U8, F32]:
     """Return grid points (groups, lanes), signs (eights, lanes), and scales (lanes,)."""
     signed = _split_signs(x, weights, flips=not kind.has_all_signs)
     group = _Groups(kind, signed.magnitude, weights)
@@ -207,7 +207,7 @@ def _split_signs(x: F32, weights: F32, *, flips: bool) -> _Signed:
 class _Groups:
     """The groups of levels of sub-blocks, and their grid."""
 
-    def __init__(self, kind: _GridType, magnitude: F32, weights: F32) -> None:
+    def __init__(self, kind: GridType, magnitude: F32, weights: F32) -> None:
         self._grid = load_grid(kind.name)
         self._most = len(kind.values) - 1
         self._coordinates = self._grid.levels.shape[1]
@@ -243,6 +243,28 @@ class _Groups:
         return sum_xl, sum_l2
 
 
+class StoredPoints(NamedTuple):
+    """The grid points of blocks (n, groups), negative values (n, 256), and scales of sub-blocks."""
+
+    points: NDArray[np.int32]
+    negative: NDArray[np.bool_]
+    scale: NDArray[np.int32]
+
+
+_UNPACK: dict[str, Callable[[NDArray[np.void]], _Levels]] = {}
+
+
+def read_points(name: str, block: NDArray[np.void]) -> StoredPoints:
+    """Return what blocks (n,) of a type store."""
+    index, signs, whole = _UNPACK[name](block)
+    if not GRID_TYPES[name].has_all_signs:
+        bits = (signs & 127)[..., None] >> np.arange(7, dtype=np.uint8) & 1
+        eighth = np.bitwise_xor.reduce(bits, axis=2) << 7
+        signs = ((signs & 127) | eighth).astype(np.uint8)
+    negative = np.unpackbits(signs, axis=1, bitorder="little").view(np.bool_)
+    return StoredPoints(index, negative, whole)
+
+
 def _build_codec(
     name: str,
     fields: Sequence[tuple[str, str, int] | tuple[str, np.dtype[np.void], int]],
@@ -254,7 +276,8 @@ def _build_codec(
     `pack` stores levels in blocks of shape (n,), and `unpack` returns them; seven bits of signs are
     enough if the type stores seven.
     """
-    kind, block_dtype = _TYPES[name], np.dtype([("scale", "<f2"), *fields])
+    kind, block_dtype = GRID_TYPES[name], np.dtype([("scale", "<f2"), *fields])
+    _UNPACK[name] = unpack
 
     def encode(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
         made = np.zeros(block.size, block_dtype)
@@ -264,14 +287,9 @@ def _build_codec(
         block[...] = made.reshape(block.shape)
 
     def decode(block: NDArray[np.void], out: F32) -> None:
-        index, signs, whole = unpack(block.reshape(-1))
-        if not kind.has_all_signs:
-            bits = (signs & 127)[..., None] >> np.arange(7, dtype=np.uint8) & 1
-            eighth = np.bitwise_xor.reduce(bits, axis=2) << 7
-            signs = ((signs & 127) | eighth).astype(np.uint8)
-        negative = np.unpackbits(signs, axis=1, bitorder="little")
+        index, negative, whole = read_points(name, block.reshape(-1))
         values = np.array(kind.values, np.float32)[load_levels(name)][index].reshape(-1, 256)
-        np.negative(values, out=values, where=negative.view(np.bool_))
+        np.negative(values, out=values, where=negative)
         scale = block["scale"].reshape(-1, 1).astype(np.float32) * np.float32(kind.unit)
         scale = scale * (whole.astype(np.float32) + np.float32(0.5))
         values.reshape(len(scale), -1, kind.length)[...] *= scale[..., None]

@@ -239,14 +239,22 @@ def _encode_s(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
     block[...] = made.reshape(block.shape)
 
 
-_THREES = np.array([0, 3, 6, 9])
+_THREES = np.array([0, 3, 6, 9], np.int32)
 
 
 def _decode_s(block: NDArray[np.void], out: F32) -> None:
     high = block["high"].reshape(-1, 8).astype(np.int32)
-    index = block["index"].reshape(-1, 8, 4) | (high[..., None] >> _THREES & 7) << 8
     scale = block["scale"].reshape(-1, 1).astype(np.float32) * (2 * (high >> 12 & 7) + 1)
-    _restore(index, scale.astype(np.float32), (high >> 15)[..., None], out)
+    _restore(read_points(block), scale.astype(np.float32), (high >> 15)[..., None], out)
+
+
+def read_points(block: NDArray[np.void]) -> NDArray[np.int32]:
+    """Return the indices of grid points of blocks of either type, (n, sub-blocks, groups)."""
+    low: NDArray[np.int32] = block["index"].astype(np.int32)
+    high = block["high"].astype(np.int32)
+    if high.shape[-1] == 8:
+        return low.reshape(-1, 8, 4) | (high.reshape(-1, 8, 1) >> _THREES & 7) << 8
+    return low.reshape(-1, 16, 2) | (high.reshape(-1, 16, 1) >> _FOURS[:2] & 7) << 8
 
 
 def _restore(
@@ -300,10 +308,8 @@ def _decode_m(block: NDArray[np.void], out: F32) -> None:
     half = np.bitwise_or.reduce(words >> 12 << _FOURS, axis=1).astype("<u2").view("<f2")
     whole = (words[..., None].astype(np.int32) >> _THREES & 7).reshape(-1, 16)
     scale = half.astype(np.float32)[:, None] * (2 * whole + 1).astype(np.float32)
-    high = block["high"].reshape(-1, 16).astype(np.int32)
-    high = np.stack([high & 15, high >> 4], axis=-1)
-    index = block["index"].reshape(-1, 16, 2) | (high & 7) << 8
-    _restore(index, scale, high >> 3, out)
+    shifted_down = block["high"].reshape(-1, 16, 1) >> np.array([3, 7]) & 1
+    _restore(read_points(block), scale, shifted_down, out)
 
 
 # ggml's `block_iq1_s`. A word of `high` has for each of four groups the index above eight bits,

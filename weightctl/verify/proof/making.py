@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import WeightctlError
 from weightctl.plan.cast import cast
 from weightctl.plan.file_types import find_file_type, read_file_type
 from weightctl.plan.recipe_lines import LLAMA_RECIPES
+from weightctl.schemes import WRITTEN
+from weightctl.schemes.arrays.trees import Dequantized, resolve
+from weightctl.schemes.layout import ConstantPart
+from weightctl.schemes.naming import ACTIVATIONS
+from weightctl.schemes.scheme import SchemeChoice, load_written
 from weightctl.text.untyped import is_sequence
 from weightctl.verify.proof.verdicts import Verdict
-from weightctl.weights.derived import tensor_of
+from weightctl.weights.derived import DerivedTensor, tensor_of
 from weightctl.write.convert import convert
 
 if TYPE_CHECKING:
@@ -20,9 +26,12 @@ if TYPE_CHECKING:
     from weightctl.plan.plan import Plan
     from weightctl.verify.proof.verdicts import TensorProof
     from weightctl.weights.derived import ReadableTensor
-    from weightctl.weights.info import Header
+    from weightctl.weights.info import Header, TensorInfo
     from weightctl.weights.metadata import MetadataValue
     from weightctl.weights.tree import Checkpoint
+
+    # A stored tensor, and what a conversion makes.
+    Part: TypeAlias = tuple[ReadableTensor, ReadableTensor]
 
 # Keys that state how a file was made or stored, and not what the model is.
 _OF_THE_FILE = (
@@ -43,15 +52,20 @@ class Making(NamedTuple):
 
 
 def find_making(
-    header: Header, tensors: Sequence[TensorProof], find_plan: Callable[[], Plan | None]
+    header: Header,
+    tensors: Sequence[TensorProof],
+    find_plan: Callable[[], Plan | None],
+    *,
+    is_weighted: bool,
 ) -> Making:
     """Return how a checkpoint was made, as far as its bytes tell.
 
     Tensors are not read. The recipe and the additions are known for GGUF files whose source can be
-    converted to GGUF; `find_plan` returns the plan for that.
+    converted to GGUF; `find_plan` returns the plan for that. `is_weighted` says that blocks were
+    reproduced only with the importance matrix.
     """
     through = next((each.through for each in tensors if each.through), "")
-    importance = _find_importance(tensors, header)
+    importance = is_weighted or _find_importance(tensors, header)
     plan = find_plan() if header.format == "gguf" else None
     if plan is None:
         return Making(uses_importance=importance, through=through)
@@ -68,10 +82,64 @@ def plan_to_gguf(source: Checkpoint) -> Plan | None:
 
     Tensors are not read.
     """
+    return _plan(source, "model.gguf")
+
+
+def _plan(source: Checkpoint, out: str, **how: Any) -> Plan | None:
     try:
-        return convert(source, "model.gguf", dry_run=True).plan
+        return convert(source, out, dry_run=True, **how).plan
     except WeightctlError:
         return None
+
+
+def find_parts(tensors: Mapping[str, ReadableTensor], source: Checkpoint) -> dict[str, list[Part]]:
+    """Return the stored tensors of weights of schemes, with those that a conversion makes.
+
+    They are by the names of the weights. Weights that a conversion of the source stores in another
+    way have none. Tensors are not read.
+    """
+    found: dict[str, list[Part]] = {}
+    plans: dict[str, Plan | None] = {}
+    for name, tensor in tensors.items():
+        weight = resolve(tensor)
+        if not isinstance(weight, DerivedTensor) or not isinstance(weight.step, Dequantized):
+            continue
+        stored = [each for each in weight.inputs if not each.info.name.endswith(ACTIVATIONS)]
+        for choice in _list_choices(weight.info, [each.info for each in stored]):
+            if choice not in plans:
+                plans[choice] = _plan(source, "model", quant=choice)
+            plan = plans[choice]
+            parts = [
+                (each, made)
+                for each in stored
+                if plan is not None and (made := find_planned(plan, each.info.name)) is not None
+            ]
+            if parts and len(parts) == len(stored) and all(a.info == b.info for a, b in parts):
+                found[name] = parts
+                break
+    return found
+
+
+def _list_choices(weight: TensorInfo, stored: Sequence[TensorInfo]) -> Iterator[str]:
+    """Yield the types of model directories that store a weight in tensors of such shapes."""
+    layer = weight.name.removesuffix("weight").removesuffix(".")
+    shapes = {info.name.removeprefix(layer): info.shape for info in stored}
+    for record in WRITTEN.values():
+        scheme = load_written(record)
+        for group, is_other in product(
+            scheme.groups or (scheme.defaults.group,), (False, True)[: 1 + scheme.has_zeros]
+        ):
+            options = scheme.defaults._replace(group=group)
+            options = options._replace(symmetric=options.symmetric != is_other)
+            if scheme.of_experts or scheme.refuse(weight.shape, options):
+                continue
+            made = scheme.encode(weight.shape, options, ENCODINGS["F16"])
+            # The text in a constant tensor depends on the type of the source.
+            if shapes.keys() == {part.ending for part in made.parts} and all(
+                isinstance(part, ConstantPart) or made.shape_of(part) == shapes[part.ending]
+                for part in made.parts
+            ):
+                yield str(SchemeChoice(scheme, options))
 
 
 def find_planned(plan: Plan, name: str) -> ReadableTensor | None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.codecs import can_encode, is_exact, transcode
 from weightctl.dtype import ENCODINGS
-from weightctl.errors import NonFiniteError
+from weightctl.errors import ConversionError, NonFiniteError
 from weightctl.system.threads import Memory, map_in_threads
 from weightctl.verify.proof.codes import Judged, find_layout, judge_blocks
+from weightctl.verify.proof.grids import has_grid, judge_grids
 from weightctl.weights.steps.numbers import read_blocks, read_floats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from threading import Event
 
     from numpy.typing import NDArray
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
     from weightctl.formats.imatrix.entry import ColumnWeights
     from weightctl.verify.compare.pairing import Pair
+    from weightctl.verify.proof.making import Part
     from weightctl.verify.proof.neighbors import Neighbors
+    from weightctl.weights.info import TensorInfo
 
     Bools = NDArray[np.bool_]
 
@@ -44,11 +48,12 @@ class Route(NamedTuple):
     """How a tensor was probably made from the source's values.
 
     `through` is the type that they were converted to before, if any. `reproduces` says whether the
-    encoder gives most of its blocks.
+    encoder gives most of its blocks, and `is_weighted` whether it needs the importance for them.
     """
 
     through: Encoding | None
     reproduces: bool
+    is_weighted: bool = False
 
 
 @dataclass(slots=True)
@@ -121,6 +126,19 @@ class _PlainRows(NamedTuple):
         return self.convert(_F32).raw.view(np.float32)
 
 
+class Differences(NamedTuple):
+    """The numbers of bytes of a weight of a scheme that a conversion of the source makes otherwise.
+
+    These are bytes of codes, and of scales and zero points by the names of their tensors. `first`
+    are those of the scales of the first columns, which tools with error feedback (GPTQ) choose
+    before they change a value.
+    """
+
+    codes: int = 0
+    scales: Mapping[str, int] = MappingProxyType({})
+    first: int = 0
+
+
 class Proved(NamedTuple):
     route: Route
     counts: Counts
@@ -165,6 +183,53 @@ def prove_claims(
             yield Proved(route, found)
 
 
+def compare_scales(parts: Mapping[str, Sequence[Part]]) -> dict[str, Differences]:
+    """Return where the stored tensors of weights differ from those that a conversion makes.
+
+    Raises `FormatError` if a file cannot be read.
+    """
+    memory = Memory()
+    pieces = [
+        (
+            weight,
+            each[0][0].info,
+            part,
+            range(start, min(start + _PIECE, part[0].info.nbytes)),
+        )
+        for weight, each in parts.items()
+        for part in each
+        for start in range(0, part[0].info.nbytes, _PIECE)
+    ]
+
+    def compare(piece: tuple[str, TensorInfo, Part, range], ended: Event) -> tuple[int, int]:
+        _, codes, part, places = piece
+        rooms = [memory.room(use, len(places)) for use in ("own", "made")]
+        try:
+            for tensor, room in zip(part, rooms, strict=True):
+                if not ended.is_set():
+                    tensor.read_into(places.start, room)
+        except ConversionError:
+            return len(places), 0  # the source has values that cannot be stored so
+        own, made = (np.frombuffer(room, np.uint8) for room in rooms)
+        other, info = np.flatnonzero(own != made) + places.start, part[0].info
+        if len(info.shape) < 2:
+            return len(other), len(other)
+        row, column = np.divmod(other // info.encoding.size, info.shape[1])
+        first = column if info.shape[0] == codes.shape[0] else row
+        return len(other), int(np.count_nonzero(first == 0))
+
+    found = {weight: Differences() for weight in parts}
+    with map_in_threads(compare, pieces) as made:
+        for (weight, codes, part, _), (number, first) in zip(pieces, made, strict=True):
+            name, of = part[0].info.name, found[weight]
+            if name == codes.name:
+                found[weight] = of._replace(codes=of.codes + number)
+            elif number:
+                scales = {**of.scales, name: of.scales.get(name, 0) + number}
+                found[weight] = of._replace(scales=scales, first=of.first + first)
+    return found
+
+
 def _cut_rows(claim: Claim) -> Iterator[range]:
     """Yield the ranges of rows, cut into pieces; a piece has rows of one matrix."""
     step = max(1, _PIECE // claim.width)
@@ -184,7 +249,8 @@ def _find_route(claim: Claim, memory: Memory) -> Route:
     rows = [row for each in claim.ranges for row in each]
     probed = {rows[len(rows) * place // _PROBED] for place in range(_PROBED if rows else 0)}
     routes = [None, *_list_between(claim)]
-    right, same = [0] * len(routes), [0] * len(routes)
+    right, same, unweighted = ([0] * len(routes) for _ in range(3))
+    plain = claim._replace(importance=None)
     blocks = 0
     for row in sorted(probed):
         one = range(row, row + 1)
@@ -195,8 +261,13 @@ def _find_route(claim: Claim, memory: Memory) -> Route:
             tile.judge(through)
             right[place] += int(np.count_nonzero(~tile.is_wrong))
             same[place] += int(np.count_nonzero(tile.is_same))
+            if claim.importance is not None:
+                tile = _RowBlocks(plain, one, source, raw, reproduces=True)
+                tile.judge(through)
+                unweighted[place] += int(np.count_nonzero(tile.is_same))
     best = max(range(len(routes)), key=lambda place: (right[place], same[place]))
-    return Route(routes[best], reproduces=2 * same[best] >= blocks)
+    is_weighted = claim.importance is not None and unweighted[best] < same[best]
+    return Route(routes[best], 2 * same[best] >= blocks, is_weighted)
 
 
 def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Counts:
@@ -218,7 +289,7 @@ def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Count
             tile.judge(other)
             if other is not None and np.count_nonzero(tile.is_open) < before:
                 through = through or other.name
-    if encoding.dtype is None and find_layout(encoding) is None:
+    if encoding.dtype is None and not can_judge(encoding):
         tile.is_unusual, tile.is_wrong = tile.is_wrong, tile.is_unusual
     return Counts(
         rows=len(rows),
@@ -300,6 +371,11 @@ class _RowBlocks:
             return None
 
 
+def can_judge(encoding: Encoding) -> bool:
+    """Whether blocks that no encoder gives are known, also with an unknown importance matrix."""
+    return find_layout(encoding) is not None or has_grid(encoding)
+
+
 def _list_between(claim: Claim) -> list[Encoding]:
     """Return the types that change values of the source, and that tools use before quantization."""
     source = claim.pair.reference.info.encoding
@@ -362,6 +438,8 @@ def _judge(values: F32, raw: U8, encoding: Encoding) -> Judged:
     if encoding.dtype is None:
         if find_layout(encoding) is not None:
             return judge_blocks(values, raw, encoding)
+        if has_grid(encoding):
+            return judge_grids(values, raw, encoding)
         # Another route may give them.
         nothing = np.zeros(len(raw), bool)
         return Judged(~nothing, nothing)

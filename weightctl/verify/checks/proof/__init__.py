@@ -31,10 +31,19 @@ from weightctl.verify.compare.distance import (
 )
 from weightctl.verify.compare.explaining import CauseSearch
 from weightctl.verify.proof.codes import find_layout
-from weightctl.verify.proof.making import find_making, find_planned, plan_to_gguf
+from weightctl.verify.proof.making import find_making, find_parts, find_planned, plan_to_gguf
 from weightctl.verify.proof.neighbors import find_neighbors
 from weightctl.verify.proof.scaling import find_scaling, is_divided
-from weightctl.verify.proof.tensors import Claim, prove_claims
+from weightctl.verify.proof.tensors import (
+    Claim,
+    Counts,
+    Differences,
+    Proved,
+    Route,
+    can_judge,
+    compare_scales,
+    prove_claims,
+)
 from weightctl.verify.proof.verdicts import ProofFigures, TensorProof, Verdict
 from weightctl.verify.results import Problem, Result
 from weightctl.weights.derived import tensor_of
@@ -46,8 +55,8 @@ if TYPE_CHECKING:
     from weightctl.formats.imatrix.entry import ColumnValues
     from weightctl.plan.plan import Plan
     from weightctl.verify.compare.pairing import Pair, Pairing
+    from weightctl.verify.proof.making import Part
     from weightctl.verify.proof.scaling import Scaling
-    from weightctl.verify.proof.tensors import Proved
     from weightctl.verify.request import Request
     from weightctl.verify.subject import Subject
     from weightctl.weights.derived import ReadableTensor
@@ -62,6 +71,12 @@ _FEW, _FEW_ROWS = 1e-4, 2
 _TEMPLATE = "tokenizer.chat_template"
 # Tools with error feedback choose more codes than this that are not the nearest ones.
 _MANY = 1e-3
+# More bytes of scales than this differ if a tool has changed values before; and bytes that are not
+# equal by chance if a tool rounds scales in another way.
+_FEW_BYTES, _MANY_BYTES = 64, 2000
+_FP8 = "F8_"
+# The ends of the names of scales of bitsandbytes, which has no error feedback.
+_PLAIN = (".absmax", ".SCB")
 # Matrices have more rows than this.
 _USUAL_ROWS = 32
 
@@ -87,9 +102,20 @@ def check(request: Request) -> Result:
     # Nobody can know the rows before, and the reported seed repeats the sample.
     seed = random.SystemRandom().getrandbits(48)
     claims = list(_make_claims(request, seen, random.Random(seed)))  # noqa: S311
+    coded = {each.pair.module: each.pair.tensor for each in claims if each.neighbors is not None}
+    # A sample does not read whole tensors.
+    parts = {} if request.sample or source is None else find_parts(coded, source)
+    others = compare_scales(parts)
+    left = [each for each in claims if others.get(each.pair.module) != Differences()]
     threads = _REQUESTS if request.sample else None
-    with closing(prove_claims(claims, partial(request.tell, "proof"), threads=threads)) as made:
-        found = list(zip(claims, made, strict=True))
+    with closing(prove_claims(left, partial(request.tell, "proof"), threads=threads)) as made:
+        found = [
+            (
+                each,
+                next(made) if others.get(each.pair.module) != Differences() else _count_same(each),
+            )
+            for each in claims
+        ]
     are_few = _are_few([proved for _, proved in found])
     search = CauseSearch(pairing)
     proofs: dict[str, TensorProof] = {}
@@ -100,6 +126,7 @@ def check(request: Request) -> Result:
         proofs[claim.pair.module] = _judge(claim, proved, are_few=are_few)
     _find_exceptions(proofs)
     _explain_scaling({claim.pair.module: claim for claim in claims}, proofs)
+    _find_other_scales(proofs, others, parts)
     for claim in claims:
         proof = proofs.get(claim.pair.module)
         if proof is not None and proof.verdict is Verdict.OTHER:
@@ -114,7 +141,9 @@ def check(request: Request) -> Result:
         seed=seed if request.sample else 0,
     )
     header = header_of(request.subject.stored)
-    figures = replace(figures, **find_making(header, tensors, find_plan)._asdict())
+    is_weighted = any(proved.route.is_weighted for _, proved in found)
+    making = find_making(header, tensors, find_plan, is_weighted=is_weighted)
+    figures = replace(figures, **making._asdict())
     alone += [
         Problem(where=key, text="it does not follow from the source, and programs execute it")
         for key in figures.additions
@@ -125,6 +154,13 @@ def check(request: Request) -> Result:
         figures=figures,
         notes=tuple(figures.list_reasons()),
     )
+
+
+def _count_same(claim: Claim) -> Proved:
+    """Return the proof of a weight whose stored tensors are those of a conversion."""
+    size = claim.pair.tensor.info.size
+    counts = Counts(rows=size // claim.width, blocks=size, same=size)
+    return Proved(Route(None, reproduces=True), counts)
 
 
 def _see_as_stored(request: Request, pair: Pair, find_plan: Callable[[], Plan | None]) -> Pair:
@@ -245,10 +281,11 @@ def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, st
     if proved.route.reproduces and are_few and encoding.dtype is None:
         reason = "blocks differ from those that the encoder gives, and all others are equal"
         return Verdict.OTHER, reason, of.format(pluralize(left, "block"))
+    is_judged = encoding.dtype is not None or can_judge(encoding)
+    if claim.neighbors is None and is_judged and counts.wrong:
+        reason = "it has values that no quantization of the source has"
+        return Verdict.OTHER, reason, of.format(pluralize(counts.wrong, "block"))
     if claim.neighbors is None and (find_layout(encoding) or encoding.dtype is not None):
-        if counts.wrong:
-            reason = "it has values that no quantization of the source has"
-            return Verdict.OTHER, reason, of.format(pluralize(counts.wrong, "block"))
         if not counts.unusual:
             return Verdict.PROVED, "", ""
         reason = (
@@ -265,7 +302,9 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
     counts = proved.counts
     # The rounding of quotients or scales moves values in many rows.
     are_alone = 0 < len(counts.other_rows) <= _FEW_ROWS and counts.rows >= _USUAL_ROWS
-    if claim.neighbors is not None and (0 < counts.wrong <= _MANY * counts.blocks or are_alone):
+    are_few = 0 < counts.wrong <= _MANY * counts.blocks
+    is_plain = any(each.name.endswith(_PLAIN) for each in claim.pair.tensor.origin.sources)
+    if claim.neighbors is not None and (are_few or are_alone or (is_plain and counts.wrong)):
         reason = "some values are not the nearest ones to the source, and all others are"
         few = pluralize(counts.wrong or counts.unusual, "value")
         return Verdict.OTHER, reason, f"{few} of {counts.blocks:,}"
@@ -296,21 +335,51 @@ def _find_exceptions(proofs: dict[str, TensorProof]) -> None:
     """Replace the verdicts on tensors that the encoder does not give, though most others it does.
 
     This matters for types whose codes cannot be judged one by one: without an importance matrix,
-    the encoder gives all of them. Types that use no such matrix are counted apart.
+    the encoder gives all of them. Types that use no such matrix are counted apart. In FP8, the
+    codes of most others are the nearest ones, as those of all tensors usually are.
     """
-    for takes_importance in (False, True):
-        alike = {
-            module: each
-            for module, each in proofs.items()
-            if (kind := ENCODINGS[each.encoding]).takes_importance == takes_importance
-            and kind.quantization is not None
-            and each.blocks
-        }
-        left = {module for module, each in alike.items() if each.verdict is not Verdict.REPRODUCED}
-        for module in left if len(left) <= len(alike) / 2 else ():
-            if alike[module].verdict is Verdict.BOUNDED:
+    alike: dict[str, dict[str, TensorProof]] = {}
+    for module, each in proofs.items():
+        kind = ENCODINGS[each.encoding]
+        if each.blocks and (kind.quantization is not None or kind.name.startswith(_FP8)):
+            of = _FP8 if kind.quantization is None else str(kind.takes_importance)
+            alike.setdefault(of, {})[module] = each
+    for of, same in alike.items():
+        fine = {Verdict.REPRODUCED, Verdict.PROVED} if of == _FP8 else {Verdict.REPRODUCED}
+        left = {module: proof for module, proof in same.items() if proof.verdict not in fine}
+        for module, proof in left.items() if 2 * len(left) <= len(same) else ():
+            if proof.verdict is Verdict.BOUNDED:
                 reason = "the encoder gives other blocks, though not in most other tensors"
-                proofs[module] = replace(alike[module], verdict=Verdict.OTHER, reason=reason)
+                proofs[module] = replace(proof, verdict=Verdict.OTHER, reason=reason)
+
+
+def _find_other_scales(
+    proofs: dict[str, TensorProof],
+    others: Mapping[str, Differences],
+    parts: Mapping[str, Sequence[Part]],
+) -> None:
+    """Replace the verdicts on weights of schemes with other scales, though most have the source's.
+
+    Tools with another rounding have them in most weights, if there are many scales. Tools with
+    error feedback (GPTQ) have them in many columns, but not in the first ones.
+    """
+    scaled = {module for module, each in others.items() if each.scales}
+    first = {module for module in scaled if others[module].first}
+    few = {module for module in scaled if sum(others[module].scales.values()) <= _FEW_BYTES}
+    for found, other in ((few, scaled), (first, first)):
+        alike = others.keys() - other
+        size = sum(own.info.nbytes for module in alike for own, _ in parts[module][1:])
+        are_same = 2 * sum(others[module] == Differences() for module in alike) >= len(others)
+        if 2 * len(other) > len(others) or not (are_same or size >= _MANY_BYTES):
+            continue
+        for module in found:
+            bytes_of = others[module].scales.items()
+            reason = "scales are not those of the source, though most other weights have these"
+            details = "; ".join(f"{pluralize(n, 'byte')} of `{name}`" for name, n in bytes_of)
+            proof = proofs.get(module)
+            if proof is not None and proof.verdict is not Verdict.OTHER:
+                verdict = Verdict.OTHER
+                proofs[module] = replace(proof, verdict=verdict, reason=reason, details=details)
 
 
 def _explain_scaling(claims: Mapping[str, Claim], proofs: dict[str, TensorProof]) -> None:
