@@ -529,6 +529,17 @@ def test_a_sample_of_types_that_are_compared_by_distance_reads_its_rows_only(
     assert figures.counts["within the bound"]
 
 
+def test_the_importance_of_embeddings_is_used(scratch: Path) -> None:
+    shapes = {name: info.shape for name, info in header_of(open_weights(MODEL)).tensors.items()}
+    width = shapes["model.embed_tokens.weight"][-1]
+    matrix, out = scratch / "embedding.dat", scratch / "embedding.gguf"
+    imatrix_dat(matrix, {"token_embd.weight": (weigh(5, 1.5, width), 1)})
+    convert(MODEL, out, quant="Q4_K", imatrix=matrix, tensor_types={"token_embd": "IQ3_S"})
+    figures, problems = prove(out, imatrix=str(matrix))
+    assert problems == []
+    assert verdicts(figures)["token_embd.weight"] is Verdict.REPRODUCED
+
+
 def test_the_importance_matrix_of_another_model_is_refused(scratch: Path) -> None:
     out = scratch / "weighted-by-another.gguf"
     convert(MODEL, out, quant="Q4_K_M")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Embeddings are looked up and not multiplied, so their importance can have another size. llama.cpp
 # then quantizes them without it.
-_LOOKED_UP = {"token_embd.weight", "per_layer_token_embd.weight"}
+LOOKED_UP = {"token_embd.weight", "per_layer_token_embd.weight"}
 
 # The metadata keys that llama.cpp's quantize writes, in its order.
 _FILE = "quantize.imatrix.file"
@@ -91,7 +91,7 @@ def _add_importance(item: Item, importance: Importance) -> Item:
     matrices = prod(shape[:-2])
     if values.size == matrices * item.info.row:
         return replace(item, importance=values.reshape(matrices, item.info.row))
-    if name in _LOOKED_UP:
+    if name in LOOKED_UP:
         return item
     raise ConversionError(
         f"`{name}` has {matrices} x {item.info.row} columns, but {importance.path} has "

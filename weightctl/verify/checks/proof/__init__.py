@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.families.matching import EMBEDDING_WEIGHT
+from weightctl.plan.importance import LOOKED_UP
 from weightctl.text.wording import percent, pluralize
 from weightctl.verify.checks.values import (
     explain_skip,
@@ -201,8 +201,7 @@ def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random)
         if request.sample:
             claim = claim._replace(ranges=_draw_rows(claim, request.sample, chance))
         values = importance.get(pair.name)
-        # As in ggml, a matrix whose rows are looked up needs no importance.
-        if values is not None and pair.module != EMBEDDING_WEIGHT:
+        if values is not None:
             claim = _use_importance(claim, values, request.imatrix or "")
         yield claim
 
@@ -212,6 +211,8 @@ def _use_importance(claim: Claim, values: ColumnValues, path: str) -> Claim:
     first, width = claim.pair.expert or 0, claim.width
     count, rest = divmod(values.size, width)
     if rest or count < first + prod(claim.pair.tensor.info.shape[:-2]):
+        if claim.pair.name in LOOKED_UP:
+            return claim  # as in a conversion
         raise ConversionError(
             f"{path} has {values.size} values for `{claim.pair.name}`, whose rows have {width}",
             hint="use the importance matrix that was made with this model, or no --imatrix",
