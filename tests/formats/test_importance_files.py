@@ -310,3 +310,131 @@ def test_a_damaged_entry_of_gguf_is_named_with_its_place(
 def test_a_cut_off_gguf_says_what_is_missing(tmp_path: Path) -> None:
     path = imatrix_gguf(tmp_path / "i.gguf", {"a": (SUMS, counts(1, 1))})
     assert "check that the download is complete" in refused(path, path.read_bytes()[:-64]).hint
+
+
+def inputs(columns: int, rows: int = 8) -> NDArray[np.float32]:
+    return np.random.default_rng(columns).integers(-9, 9, (rows, columns)).astype(np.float32)
+
+
+@pytest.mark.parametrize("order", gguf.GGUFEndian)
+@pytest.mark.parametrize("columns", [1, 5, 64, 150])
+def test_a_hessian_is_the_mean_of_products_and_is_shared(
+    tmp_path: Path, columns: int, order: gguf.GGUFEndian
+) -> None:
+    x = inputs(columns)
+    entry = (np.square(x).sum(0)[None], counts(8))
+    entries = {"a": entry, "b": entry, "c": entry}
+    path = imatrix_gguf(tmp_path / "i.gguf", entries, order=order,
+                        products={"b": x.T @ x}, shared={"a": "b"})  # fmt: skip
+    found = read_importance(str(path))
+    assert found.values.keys() == {"a", "b", "c"}
+    assert found.hessians.keys() == {"a", "b"}
+    hessian = found.hessians["a"]
+    assert hessian is found.hessians["b"]
+    assert (hessian.path, hessian.name, hessian.columns) == (str(path), "b", columns)
+    assert hessian.count == 8
+    read = hessian.read()
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read, x.T @ x / 8)
+    np.testing.assert_array_equal(read.diagonal(), numbers_of(found, "a"))
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "problem"),
+    [
+        ((0, 0), -1, "`a` has -1 at element 0 of its products"),
+        ((2, 3), np.nan, "`a` has nan at element 140 of its products"),
+        ((69, 69), -np.inf, "`a` has -inf at element 2484 of its products"),
+    ],
+)
+def test_products_that_cannot_be_are_named_with_their_place(
+    tmp_path: Path, index: tuple[int, int], value: float, problem: str
+) -> None:
+    x = inputs(70)
+    square = x.T @ x
+    square[index] = value
+    path = imatrix_gguf(tmp_path / "i.gguf", {"a": (square.diagonal()[None], counts(8))},
+                        products={"a": square})  # fmt: skip
+    hessian = read_importance(str(path)).hessians["a"]
+    with pytest.raises(FormatError, match=problem) as caught:
+        hessian.read()
+    assert caught.value.hint
+    assert caught.value.offset is not None
+    raw = path.read_bytes()[caught.value.offset :][:4]
+    np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.float32(value))
+
+
+@pytest.mark.parametrize("count", [0, -3, np.nan, np.inf])
+def test_products_without_a_count_are_refused(tmp_path: Path, count: float) -> None:
+    x = inputs(4)
+    path = imatrix_gguf(tmp_path / "i.gguf", {"a": (SUMS[:1], counts(count))},
+                        products={"a": x.T @ x})  # fmt: skip
+    with pytest.raises(FormatError, match="the products of `a` have a count of"):
+        read_importance(str(path)).hessians["a"].read()
+
+
+def test_products_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    x = inputs(150)
+    path = imatrix_gguf(tmp_path / "i.gguf", {"a": (np.square(x).sum(0)[None], counts(8))},
+                        products={"a": x.T @ x})  # fmt: skip
+    hessian = read_importance(str(path)).hessians["a"]
+    os.truncate(path, path.stat().st_size - 4096)
+    with pytest.raises(FormatError, match="the file ends here"):
+        hessian.read()
+    with pytest.raises(FormatError):
+        read_importance(str(path))
+
+
+def entry_of(name: str, columns: int = 4, matrices: int = 1) -> list[Tensor]:
+    return [
+        Tensor(f"{name}.in_sum2", (matrices, columns), F32, bytes(4 * matrices * columns)),
+        Tensor(f"{name}.counts", (matrices, 1), F32, bytes(4 * matrices)),
+    ]
+
+
+def products_of(name: str, size: int = 10) -> Tensor:
+    return Tensor(f"{name}.in_products", (size,), F32, bytes(4 * size))
+
+
+NAMES, PLACES = "weightctl.in_products.tensors", "weightctl.in_products.stored"
+BOTH = [*entry_of("a"), *entry_of("b")]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "names", "places", "problem"),
+    [
+        ([*BOTH, products_of("a")], None, None, f"the metadata `{NAMES}` does not list it"),
+        ([*BOTH, products_of("a")], ["b"], ["a"], f"the metadata `{NAMES}` does not list it"),
+        ([*BOTH, products_of("a")], ["a"], None, "are not lists of equally many names"),
+        ([*BOTH, products_of("a")], None, ["a"], "are not lists of equally many names"),
+        ([*BOTH, products_of("a")], ["a", "b"], ["a"], "are not lists of equally many names"),
+        ([*BOTH, products_of("a")], ["a", "a"], ["a", "a"], "are not lists of equally many"),
+        ([*BOTH, products_of("a")], [], [], "are not lists of equally many names"),
+        ([*BOTH, products_of("a")], ["a", "b"], ["a", "b"], "the products of `b` are missing"),
+        ([*BOTH, products_of("a")], ["a", "c"], ["a", "a"], "`c` shares it, but is not one"),
+        ([*entry_of("a"), *entry_of("b", 3), products_of("a")], ["a", "b"], ["a", "a"],
+         "`b` shares it, but is not one matrix with as many columns"),
+        ([*entry_of("a"), *entry_of("b", 2, 2), products_of("a")], ["a", "b"], ["a", "a"],
+         "`b` shares it, but is not one matrix"),
+        ([*BOTH, products_of("c")], ["c"], ["c"], "the matching `c.in_sum2` is missing or empty"),
+        ([*BOTH, products_of("a", 16)], ["a"], ["a"], "16 values are not the products of 4"),
+        ([*entry_of("a", 2, 2), products_of("a")], ["a"], ["a"], "`a` has 2 matrices instead of"),
+        ([*BOTH, Tensor("a.in_products", (10,), F16, bytes(20))], ["a"], ["a"],
+         "its values are stored as F16 instead of F32"),
+        (BOTH, ["a"], ["a"], "the products of `a` are missing: the file has no `a.in_products`"),
+    ],
+)  # fmt: skip
+def test_a_damaged_header_of_products_is_refused(
+    tmp_path: Path, tensors: list[Tensor], names: list[str] | None, places: list[str] | None,
+    problem: str,
+) -> None:  # fmt: skip
+    lists = {NAMES: names, PLACES: places}
+    stated = {key: ("array[string]", each) for key, each in lists.items() if each is not None}
+    error = refused(tmp_path / "i.gguf", Gguf().file(tensors, IMATRIX | stated))
+    assert problem in error.message
+
+
+def test_lists_of_products_of_another_type_are_refused(tmp_path: Path) -> None:
+    stated = {NAMES: ("u32", 1), PLACES: ("array[u32]", [1])}
+    raw = Gguf().file([*BOTH, products_of("a")], IMATRIX | stated)
+    assert "are not lists of equally many" in refused(tmp_path / "i.gguf", raw).message

@@ -24,16 +24,29 @@ def imatrix_gguf(
     datasets: tuple[str, ...] = ("text.txt",),
     chunks: int = 7,
     order: gguf.GGUFEndian = gguf.GGUFEndian.LITTLE,
+    products: Mapping[str, F32] | None = None,
+    shared: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write entries of sums, shape (matrices, n), and counts, shape (matrices,), as GGUF."""
+    """Write entries of sums, shape (matrices, n), and counts, shape (matrices,), as GGUF.
+
+    `products` are sums of products of columns, shape (n, n). `shared` has the name of the tensor
+    that has the products for each further tensor.
+    """
     writer = gguf.GGUFWriter(path, "llama", endianess=order)
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", list(datasets))
     writer.add_uint32("imatrix.chunk_count", chunks)
     writer.add_uint32("imatrix.chunk_size", 512)
+    if products:
+        places = {name: name for name in products} | dict(shared or {})
+        writer.add_array("weightctl.in_products.tensors", list(places))
+        writer.add_array("weightctl.in_products.stored", list(places.values()))
     for name, (sums, counts) in entries.items():
         writer.add_tensor(f"{name}.in_sum2", np.array(sums, np.float32))
         writer.add_tensor(f"{name}.counts", np.array(counts, np.float32)[:, None])
+    for name, square in (products or {}).items():
+        triangle = square[np.triu_indices(len(square))].astype(np.float32)
+        writer.add_tensor(f"{name}.in_products", triangle)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

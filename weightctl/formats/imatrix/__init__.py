@@ -7,6 +7,7 @@ matrix is quantized with them.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
@@ -17,7 +18,7 @@ from weightctl.storage.location import parse_location
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from weightctl.formats.imatrix.entry import ColumnValues, Recorded
+    from weightctl.formats.imatrix.entry import ColumnValues, Hessian, Recorded
     from weightctl.storage.base import Reader
 
 __all__ = ["Importance", "read_entries", "read_importance"]
@@ -30,13 +31,15 @@ class Importance(NamedTuple):
 
     `values` are flat, shape (matrices * n,): n values for each matrix of a tensor. They can also be
     arrays of finite values that are not negative. `dataset` is the text that was used, empty if
-    unknown; `chunks` is the number of its chunks, 0 if unknown.
+    unknown; `chunks` is the number of its chunks, 0 if unknown. `hessians` has the products of the
+    columns for the tensors that have them; tensors with the same inputs have the same object.
     """
 
     path: str
     values: Mapping[str, ColumnValues]
     dataset: str = ""
     chunks: int = 0
+    hessians: Mapping[str, Hessian] = MappingProxyType({})
 
 
 def read_importance(path: str) -> Importance:
@@ -47,7 +50,7 @@ def read_importance(path: str) -> Importance:
     about = read_entries(path)
     path = parse_location(path).name
     return Importance(path, {entry.name: entry for entry in about.entries},
-                      about.dataset, about.chunks)  # fmt: skip
+                      about.dataset, about.chunks, about.hessians)  # fmt: skip
 
 
 def read_entries(path: str) -> Recorded:

@@ -1,16 +1,21 @@
-"""Entries of an importance matrix: sums of squares and their counts, used as weights of columns."""
+"""Entries of an importance matrix: sums of squares and of products, and their counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weightctl.errors import FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from weightctl.codecs.base import F32
+
+_DAMAGED = "the file is damaged, or the model computed invalid numbers; create it again"
+# The rows of products that are read at a time.
+_ROWS = 64
 
 
 class ColumnWeights(Protocol):
@@ -77,11 +82,91 @@ class ImportanceEntry(NamedTuple):
         return _MeanSquares(self, (matrices, columns))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Hessian:
+    """The mean products of the columns of a matrix's inputs, x x^T, which stay in a file.
+
+    `numbers` are the sums of the products: the upper triangle row by row, n (n + 1) / 2 values from
+    `offset` on. `name` is that of the tensor under which they are stored.
+    """
+
+    path: str
+    name: str
+    columns: int
+    numbers: _ImportanceNumbers
+    counts: _ImportanceNumbers
+    offset: int
+
+    @property
+    def count(self) -> int:
+        """The number of inputs; it is read now. Raises `FormatError` if there was none."""
+        count = float(self.counts.read(0, 1)[0])
+        if not 0.5 <= count < 2**53:
+            raise FormatError(
+                self.path,
+                self.offset,
+                f"the products of `{self.name}` have a count of {count:g}",
+                hint=_DAMAGED,
+            )
+        return int(count + 0.5)
+
+    def read(self) -> F32:
+        """Return the mean products, shape (n, n), symmetric.
+
+        Raises `FormatError` for values that are not finite or, on the diagonal, negative.
+        """
+        import numpy as np  # only quantization needs this
+
+        try:
+            made = np.empty((self.columns, self.columns), np.float32)
+        except MemoryError as error:
+            raise FormatError(
+                self.path,
+                self.offset,
+                f"there is not enough memory for the products of {self.columns} columns of "
+                f"`{self.name}`",
+                hint="use a machine with more memory",
+            ) from error
+        # All values are read once, and only a part of them is in memory twice.
+        for start in range(0, self.columns, _ROWS):
+            self._read_rows(made, start, min(start + _ROWS, self.columns))
+        made /= np.float32(self.count)
+        return made
+
+    def _read_rows(self, made: F32, start: int, stop: int) -> None:
+        """Read rows of the triangle into `made`, and mirror them."""
+        import numpy as np
+
+        first = self._place(start)
+        values = self.numbers.read(first, self._place(stop))
+        diagonal = np.array([self._place(row) - first for row in range(start, stop)])
+        sound = np.isfinite(values)
+        sound[diagonal] &= values[diagonal] >= 0
+        if not sound.all():
+            index = int(np.argmin(sound))
+            raise FormatError(
+                self.path,
+                self.offset + 4 * (first + index),
+                f"`{self.name}` has {values[index]:g} at element {first + index} of its products, "
+                "which is not a sum of products",
+                hint=_DAMAGED,
+            )
+        for row, at in zip(range(start, stop), diagonal, strict=True):
+            made[row, row:] = values[at : at + self.columns - row]
+            made[row:stop, row] = made[row, row:stop]
+        made[stop:, start:stop] = made[start:stop, stop:].T
+
+    def _place(self, row: int) -> int:
+        """Return where a row begins in the triangle."""
+        return row * self.columns - row * (row - 1) // 2
+
+
 class Recorded(NamedTuple):
     """The entries of a file, the name of the text, and the number of its chunks.
 
     The name is empty and the number 0 if they are unknown. `datasets` are the names of all texts.
-    `counts_chunks` is set if counts are numbers of chunks, and not of tokens.
+    `counts_chunks` is set if counts are numbers of chunks, and not of tokens. `hessians` has those
+    of the tensors with products, by name; tensors with the same inputs have the same object.
     """
 
     entries: Sequence[ImportanceEntry]
@@ -89,6 +174,7 @@ class Recorded(NamedTuple):
     chunks: int = 0
     datasets: Sequence[str] = ()
     counts_chunks: bool = False
+    hessians: Mapping[str, Hessian] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +233,7 @@ def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -
             entry.offset + 4 * (start + index),
             f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is not "
             "a sum of squares",
-            hint="the file is damaged, or the model computed invalid numbers; create it again",
+            hint=_DAMAGED,
         )
     if not np.isfinite(counts).all():
         raise FormatError(

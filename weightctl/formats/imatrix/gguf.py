@@ -1,15 +1,24 @@
-"""Importance matrices in GGUF: `NAME.in_sum2` and `NAME.counts` for each matrix of a model."""
+"""Importance matrices in GGUF: `NAME.in_sum2` and `NAME.counts` for each tensor of a model.
+
+weightctl adds `NAME.in_products`, F32 with n (n + 1) / 2 values for n columns: the sums of the
+products of two columns of the inputs, the upper triangle row by row (row i has the columns i to
+n - 1). Tensors with the same inputs share them: two metadata arrays of equal length have the names
+of all tensors with products, and for each the name under which they are stored. Other programs
+ignore all of this.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import FormatError
-from weightctl.formats.imatrix.entry import ImportanceEntry, Recorded
+from weightctl.formats.imatrix.entry import Hessian, ImportanceEntry, Recorded
 from weightctl.formats.open.parts import open_files
 from weightctl.weights.source import FileSource
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from weightctl.codecs.base import F32
     from weightctl.storage.base import Reader
     from weightctl.weights.info import Header
@@ -17,6 +26,10 @@ if TYPE_CHECKING:
 _MAGIC = b"GGUF"
 _SUMS = ".in_sum2"
 _COUNTS = ".counts"
+PRODUCTS = ".in_products"
+# The metadata keys of the names of the tensors with products, and of where these are stored.
+PRODUCTS_OF = "weightctl.in_products.tensors"
+PRODUCTS_IN = "weightctl.in_products.stored"
 _FAULTY = "the file is damaged or a faulty tool wrote it"
 
 
@@ -52,7 +65,71 @@ def read(path: str) -> Recorded:
         names_of_texts[0] if names_of_texts else "",
         chunks.content if chunks is not None and chunks.type == "u32" else 0,
         names_of_texts,
+        hessians=_open_hessians(source, {entry.name: entry for entry in entries}),
     )
+
+
+def _open_hessians(
+    source: FileSource, entries: Mapping[str, ImportanceEntry]
+) -> dict[str, Hessian]:
+    header = source.header
+    stored = {name.removesuffix(PRODUCTS) for name in header.tensors if name.endswith(PRODUCTS)}
+    places = _places(header)
+    for name in stored:
+        if places.get(name) != name:
+            raise _error(header, name + PRODUCTS, f"the metadata `{PRODUCTS_OF}` does not list it")
+    opened = {name: _open_hessian(source, name, entries) for name in stored}
+    for name, place in places.items():
+        if place not in opened:
+            raise FormatError(
+                header.files[0],
+                None,
+                f"the products of `{name}` are missing: the file has no `{place}{PRODUCTS}`",
+                hint=_FAULTY,
+            )
+        entry = entries.get(name)
+        if entry is None or entry.size != opened[place].columns or entry.counts.size != 1:
+            raise _error(
+                header,
+                place + PRODUCTS,
+                f"`{name}` shares it, but is not one matrix with as many columns",
+            )
+    return {name: opened[place] for name, place in places.items()}
+
+
+def _open_hessian(source: FileSource, name: str, entries: Mapping[str, ImportanceEntry]) -> Hessian:
+    header, key = source.header, name + PRODUCTS
+    entry, numbers = entries.get(name), _open_values(source, key)
+    if entry is None:
+        raise _error(header, key, f"the matching `{name}{_SUMS}` is missing or empty")
+    if entry.counts.size != 1:
+        raise _error(header, key, f"`{name}` has {entry.counts.size} matrices instead of one")
+    columns = entry.size
+    if numbers.size != columns * (columns + 1) // 2:
+        raise _error(
+            header, key, f"{numbers.size} values are not the products of {columns} columns"
+        )
+    extent = header.extents[key]
+    path = header.files[extent.file]
+    return Hessian(path, name, columns, numbers, entry.counts, extent.offset)
+
+
+def _places(header: Header) -> dict[str, str]:
+    """Return where the products of each tensor are stored, by name, from the metadata."""
+    found = [header.metadata.get(key) for key in (PRODUCTS_OF, PRODUCTS_IN)]
+    if found == [None, None]:
+        return {}
+    names, places = (
+        () if each is None or each.type != "array[string]" else each.content for each in found
+    )
+    if not names or len(set(names)) != len(names) or len(places) != len(names):
+        raise FormatError(
+            header.files[0],
+            None,
+            f"the metadata `{PRODUCTS_OF}` and `{PRODUCTS_IN}` are not lists of equally many names",
+            hint=_FAULTY,
+        )
+    return dict(zip(names, places, strict=True))
 
 
 def _nothing(header: Header) -> str:
