@@ -19,12 +19,14 @@ from weightctl.calibrate.chunks import (
 )
 from weightctl.calibrate.state import hold_state
 from weightctl.device import CPU
-from weightctl.engine.products import SquaresObserver
+from weightctl.engine.products import ProductSums, SquaresObserver
 from weightctl.errors import ConversionError, EngineError, OutputError
+from weightctl.formats.imatrix import read_entries
 from weightctl.formats.imatrix.sums import (
     ColumnSums,
     ImportanceSums,
     read_sums,
+    refuse_long_names,
     write_dat,
     write_gguf,
 )
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.calibrate.state import RunState
+    from weightctl.codecs.base import F32
     from weightctl.device import DeviceRef
     from weightctl.families.checkpoint import RecognizedModel
     from weightctl.weights.buffer import Buffer
@@ -65,7 +68,7 @@ _KEPT = 2**30
 _SELDOM = 0.1
 # The positions whose logits are computed at a time.
 _LOGITS = 128
-_DAT = ".dat"
+_DAT = "dat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +91,7 @@ class MeasuredImportance:
 
     `model` is the path of the model, None if only files were merged. `chunks` and `tokens` are
     those of this run, without those of merged files. `resumed` is the number of layers that an
-    earlier, stopped run had done.
+    earlier, stopped run had done. `hessians` is the number of tensors with products of columns.
     """
 
     model: str | None
@@ -98,6 +101,7 @@ class MeasuredImportance:
     chunks: int = 0
     tokens: int = 0
     tensors: int = 0
+    hessians: int = 0
     datasets: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
     resumed: int = 0
@@ -114,6 +118,7 @@ def make_imatrix(
     context: int = 512,
     merge: Sequence[str] = (),
     process_output: bool = False,
+    hessian: bool = False,
     device: DeviceRef = CPU,
     force: bool = False,
     source_format: str | None = None,
@@ -124,7 +129,8 @@ def make_imatrix(
     The output is in GGUF, or with the suffix `.dat` in the older format. `merge` are importance
     matrices whose sums are added; without a model, only these are added. `chunks` is the largest
     number of chunks, each of `context` tokens. With `process_output`, the output matrix is measured
-    too. `progress` is called with the current stage and the fraction done.
+    too. With `hessian`, the products of the inputs of two columns are summed too, for tensors with
+    one matrix. `progress` is called with the current stage and the fraction done.
 
     If the run is stopped, the same call continues it after the last complete layer. Raises
     `OutputError` if the output exists and `force` is not set, `TokenizerError` if the model has no
@@ -135,50 +141,101 @@ def make_imatrix(
     target = os.path.realpath(shown)
     _refuse_output(target, shown, force=force)
     _refuse_numbers(context, chunks)
+    if hessian:
+        _refuse_products(target, merge)
     merged = [read_sums(path, context) for path in merge]
+    notes = [*_note_left_out(merge)]
     if model is None:
         sums = ImportanceSums(context)
         made = MeasuredImportance(model=None, path=shown, context=context)
+        _write(sums, merge, merged, target, force=force)
     else:
         texts = read_texts(text_files)
         subject = Subject(model, source_format)
         recognized = _recognize(subject)
         encoder = require_tokenizer(subject.encoder, recognized.where)
         ids = cut_chunks(encoder, texts, context, chunks)
-        passing = _Passing(Running(recognized, device), ids, process_output, progress)
-        identity = _identify(recognized, ids, device, process_output=process_output)
+        running = Running(recognized, device)
+        passing = _Passing(running, ids, progress, process_output=process_output, hessian=hessian)
+        identity = _identify(
+            recognized, ids, device, process_output=process_output, hessian=hessian
+        )
         with hold_state(target, identity) as (state, was_other):
             resumed = state.layer
             entries = passing.run(state)
-        source_of(recognized.tree).refuse_change()
-        sums = ImportanceSums(context, entries, tuple(text.name for text in texts))
-        seldom = tuple(_list_seldom(sums))
+            source_of(recognized.tree).refuse_change()
+            datasets = tuple(text.name for text in texts)
+            sums = ImportanceSums(context, entries, datasets, state.products)
+            seldom = tuple(_list_seldom(sums))
+            notes = [*_notes(resumed, was_other=was_other), *_describe_seldom(seldom), *notes]
+            if hessian:
+                notes += _describe_absent(sums)
+            _write(sums, merge, merged, target, force=force)
         made = MeasuredImportance(
             model=os.fspath(model),
             path=shown,
             context=context,
             chunks=len(ids),
             tokens=ids.size,
+            hessians=len(sums.products),
             resumed=resumed,
             seldom=seldom,
-            notes=(*_notes(resumed, was_other=was_other), *_describe_seldom(seldom)),
         )
+    return replace(
+        made,
+        format=_format_of(target),
+        tensors=len(sums.entries),
+        datasets=sums.datasets,
+        merged=tuple(merge),
+        notes=tuple(notes),
+    )
+
+
+def _write(
+    sums: ImportanceSums,
+    merge: Sequence[str],
+    merged: Sequence[ImportanceSums],
+    target: str,
+    *,
+    force: bool,
+) -> None:
+    """Write the sums after adding those of the files `merge`, which are `merged`."""
     for path, other in zip(merge, merged, strict=True):
         sums.add(other, path)
     if not sums.entries:
         raise ConversionError(
             "there is nothing to write", hint="name a model, or files with --merge (merge)"
         )
-    is_dat = target.endswith(_DAT)
-    content = write_dat(sums) if is_dat else write_gguf(sums)
+    content = write_dat(sums) if _format_of(target) == _DAT else write_gguf(sums)
     write_files({target: content}, force=force)
-    return replace(
-        made,
-        format="dat" if is_dat else "gguf",
-        tensors=len(sums.entries),
-        datasets=sums.datasets,
-        merged=tuple(merge),
-    )
+
+
+def _format_of(target: str) -> str:
+    return _DAT if target.endswith(f".{_DAT}") else "gguf"
+
+
+def _refuse_products(target: str, merge: Sequence[str]) -> None:
+    """Raise `ConversionError` if products of columns cannot be written."""
+    if merge:
+        raise ConversionError(
+            "products of columns are not merged",
+            hint="measure with --hessian (hessian) on all texts at once: repeat --text-file "
+            "(text_files) in place of --merge (merge)",
+        )
+    if _format_of(target) == _DAT:
+        raise ConversionError(
+            "the older format cannot have products of columns (--hessian)",
+            hint="write GGUF: use another suffix than .dat",
+        )
+
+
+def _note_left_out(merge: Sequence[str]) -> Iterator[str]:
+    for path in merge:
+        if count := len(read_entries(path).hessians):
+            yield (
+                f"{path}: the products of {pluralize(count, 'tensor')} are left out, since only "
+                "sums of squares are merged"
+            )
 
 
 def _refuse_output(target: str, shown: str, *, force: bool) -> None:
@@ -212,13 +269,19 @@ def _recognize(subject: Subject) -> RecognizedModel:
 
 
 def _identify(
-    model: RecognizedModel, ids: NDArray[np.int64], device: DeviceRef, *, process_output: bool
+    model: RecognizedModel,
+    ids: NDArray[np.int64],
+    device: DeviceRef,
+    *,
+    process_output: bool,
+    hessian: bool,
 ) -> str:
     """Return the hexadecimal identity of a run; only a run with the same can continue it."""
     from weightctl.system import __version__
 
     source = repr(fingerprint_source(source_of(model.tree)))
-    about = [__version__, source, str(device), process_output, ids.shape, repr(model.config)]
+    options = [process_output, hessian]
+    about = [__version__, source, str(device), options, ids.shape, repr(model.config)]
     found = hashlib.sha256(json.dumps(about, default=repr).encode("utf-8", "surrogatepass"))
     found.update(ids.tobytes())
     return found.hexdigest()
@@ -231,8 +294,10 @@ class _Passing:
         self,
         running: Running,
         ids: NDArray[np.int64],
-        process_output: bool,
         advance: Advance | None,
+        *,
+        process_output: bool,
+        hessian: bool,
     ) -> None:
         self._running = running
         self._ids = ids
@@ -240,7 +305,7 @@ class _Passing:
         model = running.checkpoint
         self._has_output = process_output and running.has_logits
         measured = list_measured_weights(model, has_output=self._has_output)
-        self._collector = SumsCollector(measured, list_absorbed(model))
+        self._collector = SumsCollector(measured, list_absorbed(model), hessian=hessian)
         self._step = max(1, _POSITIONS // ids.shape[1])
         self._memory = _KEPT if any(map(is_remote, header_of(model.tree).files)) else 0
         self._beside: tuple[Buffer, ...] | None = None
@@ -261,6 +326,7 @@ class _Passing:
                 for name, each in zip(loaded.summed, sums, strict=True):
                     squares = each.to_numpy().astype(np.float64).reshape(-1)
                     self._collector.add(name, squares, ids.size)
+            self._put_products(state)
             state.finish_layer(self._collector.take())
         if self._has_output:
             self._say("output", 1.0)
@@ -269,7 +335,12 @@ class _Passing:
                 for x in state.get(start, len(ids)):
                     for first in range(0, len(x), _LOGITS):
                         output.execute(x[None, first : first + _LOGITS])
+            self._put_products(state)
         return state.sums() | self._collector.take()
+
+    def _put_products(self, state: RunState) -> None:
+        for tensors, parts in self._collector.take_products():
+            state.put_products(tensors, parts)
 
     def _begin(self, state: RunState) -> None:
         self._say("embedding", 0.0)
@@ -325,6 +396,16 @@ def _describe_seldom(found: Sequence[SeldomExperts]) -> Iterator[str]:
     more = len(found) - 1
     others = f", and {more} more tensors have such experts" if more else ""
     yield f"{what}{others}: use a longer text"
+
+
+def _describe_absent(sums: ImportanceSums) -> Iterator[str]:
+    """Yield a note about the tensors that have squares, but no products of columns."""
+    absent = sorted(sums.entries.keys() - sums.products.keys())
+    if absent:
+        yield (
+            f"{pluralize(len(absent), 'tensor')} such as `{absent[0]}` got no products of columns: "
+            "tensors of several matrices, one for each expert or head, would need too many"
+        )
 
 
 # Which weights of a model get an entry in an importance matrix, under which names, and the sums.
@@ -402,19 +483,28 @@ class SumsCollector:
     """Adds the squares of the left operands of products, for the weights that are measured.
 
     `observe` is for `InferenceSession.load`, and `entries` has the sums by the names of the tensors
-    in GGUF. `absorbed` are the weights of latent attention, whose sums are added with `add`.
+    in GGUF. `absorbed` are the weights of latent attention, whose sums are added with `add`. With
+    `hessian`, products of columns are summed for the tensors of one matrix, outside of `absorbed`.
     """
 
     def __init__(
-        self, measured: Mapping[str, MeasuredWeight], absorbed: Mapping[str, MeasuredWeight]
+        self,
+        measured: Mapping[str, MeasuredWeight],
+        absorbed: Mapping[str, MeasuredWeight],
+        *,
+        hessian: bool = False,
     ) -> None:
         self._absorbed = absorbed
+        self._measured = measured
         self.entries: dict[str, ColumnSums] = {}
 
         def add(name: str, squares: NDArray[np.float64], rows: int) -> None:
             self._add(measured[name], squares, rows)
 
-        self.observe = SquaresObserver(measured, add)
+        wanted = {name: each for name, each in measured.items() if hessian and each.matrices == 1}
+        refuse_long_names([each.tensor for each in wanted.values()])
+        self._products = ProductSums({name: each.order for name, each in wanted.items()})
+        self.observe = SquaresObserver(measured, add, self._products)
 
     def add(self, name: str, squares: NDArray[np.float64], rows: int) -> None:
         """Add the sums of squares that a module of latent attention computes for `rows` positions.
@@ -448,3 +538,8 @@ class SumsCollector:
         """Return the sums so far, and begin with none."""
         taken, self.entries = self.entries, {}
         return taken
+
+    def take_products(self) -> Iterator[tuple[list[str], Iterator[F32]]]:
+        """Yield tensors that share products of columns, with the parts of the upper triangle."""
+        for names, parts in self._products.take():
+            yield [self._measured[name].tensor for name in names], parts

@@ -1,6 +1,7 @@
 """The state of an unfinished run, in a directory beside the output.
 
-It has the hidden states of all chunks before the next layer, and the sums of the layers so far.
+It has the hidden states of all chunks before the next layer, and the sums of the layers so far:
+squares, and in a file for each, products.
 After each layer, its files are synchronized and then `state.json` is replaced, so a run that is
 killed at any time continues with the layer that it was at.
 """
@@ -31,7 +32,7 @@ from weightctl.write.locks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from weightctl.codecs.base import F32
 
@@ -42,12 +43,14 @@ class RunState:
     """The directory of a run: how many layers are done, and their results.
 
     `layer` is the number of the next layer. `shape` is that of the hidden states of one chunk.
+    `products` has the path of the file with the products of each tensor; tensors can share one.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.layer = 0
         self.shape: tuple[int, ...] = ()
+        self._products: dict[str, int] = {}
         self._read_from = self._write_to = -1
         self._load()
 
@@ -57,8 +60,10 @@ class RunState:
                 content = json.load(file)
             if is_object(content):
                 self.layer, self.shape = int(content["layer"]), tuple(content["shape"])
+                products = content["products"]
+                self._products = {name: int(products[name]) for name in products}
         except (OSError, ValueError, KeyError, TypeError):
-            self.layer, self.shape = 0, ()
+            self.layer, self.shape, self._products = 0, (), {}
 
     def begin(self) -> None:
         """Open the files for the next layer: hidden states are read from one and written to one."""
@@ -108,6 +113,26 @@ class RunState:
     def _chunk_bytes(self) -> int:
         return 4 * int(np.prod(self.shape))
 
+    @property
+    def products(self) -> dict[str, str]:
+        return {name: self._products_path(number) for name, number in self._products.items()}
+
+    def _products_path(self, number: int) -> str:
+        return os.path.join(self.path, f"products-{number}")
+
+    def put_products(self, names: Iterable[str], parts: Iterable[F32]) -> None:
+        """Write the products of tensors; they are recorded with the current layer."""
+        number = max(self._products.values(), default=-1) + 1
+        path = self._products_path(number)
+        try:
+            with open(path, "wb") as file:
+                file.writelines(np.asarray(part, "<f4").data for part in parts)
+                file.flush()
+                sync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self._products |= dict.fromkeys(names, number)
+
     def finish_layer(self, sums: Mapping[str, ColumnSums]) -> None:
         """Record that the current layer is done, with its sums, and open the next one's files."""
         arrays = {
@@ -123,7 +148,8 @@ class RunState:
                 sync(file.fileno())
             sync(self._write_to)
             with open(os.path.join(self.path, _NEW), "w", encoding="utf-8") as text:
-                json.dump({"layer": self.layer + 1, "shape": self.shape}, text)
+                done = {"layer": self.layer + 1, "shape": self.shape, "products": self._products}
+                json.dump(done, text)
                 text.flush()
                 sync(text.fileno())
             os.replace(os.path.join(self.path, _NEW), os.path.join(self.path, _STATE))

@@ -29,6 +29,7 @@ def imatrix(
     context: Annotated[int, typer.Option(min=16)] = 512,
     merge: options.InputFiles = None,
     process_output: Annotated[bool, typer.Option("--process-output")] = False,
+    hessian: Annotated[bool, typer.Option("--hessian")] = False,
     device: options.Device = "cpu",
     force: options.Force = False,
     anonymous: options.Anonymous = False,
@@ -56,6 +57,7 @@ def imatrix(
             context=context,
             merge=merge or (),
             process_output=process_output,
+            hessian=hessian,
             device=options.device_named(device),
             force=force,
             source_format=source_format,
@@ -70,6 +72,8 @@ def imatrix(
 
 def _summarize(made: MeasuredImportance) -> str:
     what = f"{made.path}: {pluralize(made.tensors, 'tensor')}"
+    if made.hessians:
+        what += f", {made.hessians} with products of columns"
     if made.chunks:
         what += f", measured on {pluralize(made.chunks, 'chunk')} of {made.context:,} tokens"
     return what + (f", merged with {pluralize(len(made.merged), 'file')}" if made.merged else "")

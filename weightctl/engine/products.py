@@ -1,7 +1,8 @@
 """Products with weights.
 
 Weights that are stored in another encoding are decoded a part at a time: within a kernel if the
-product is in float32. Left operands can be observed: their squares are summed by column.
+product is in float32. Left operands can be observed: their squares are summed by column, and the
+products of two columns by pair.
 
 Optionally, left operands are rounded to bfloat16 for weights that are stored in it, as llama.cpp
 rounds them. Processors with AVX512_BF16 then multiply twice as fast.
@@ -10,6 +11,7 @@ rounds them. Processors with AVX512_BF16 then multiply twice as fast.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,11 +19,12 @@ from weakref import ref
 
 from weightctl.dtype import DType
 from weightctl.engine.weight_forms import interpret_info
+from weightctl.errors import EngineError
 from weightctl.graph.ops.lowering import decode_blocks, torch_dtype
 from weightctl.kernels import multiplies_bf16, multiply_bf16, row_multiplier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
 _TILE = 2**21
 # The values whose squares are computed at a time.
 _SQUARED = 2**18
+# The rows of a triangle of products that are computed at a time. Fewer of them make the products
+# slower, and more of them compute more below the diagonal.
+_STRIP = 256
+# The operands' rows that are multiplied at a time: sums of more products are less exact.
+_SUMMED = 1024
 
 
 class EncodedMatrix:
@@ -105,14 +113,18 @@ class SquaresObserver:
     """Sums the squares of the left operands of products with the weights `wanted`.
 
     `add` is called with the name of the weight, the sums by column, float64[columns], and the
-    number of rows.
+    number of rows. `products` adds the products of columns too.
     """
 
     def __init__(
-        self, wanted: Container[str], add: Callable[[str, NDArray[np.float64], int], None]
+        self,
+        wanted: Container[str],
+        add: Callable[[str, NDArray[np.float64], int], None],
+        products: ProductSums | None = None,
     ) -> None:
         self._wanted = wanted
         self._add = add
+        self._products = products
         # Several weights in a row often read the same values, such as queries, keys and values.
         # The values are not kept in memory for it.
         self._last: tuple[ref[Tensor], NDArray[np.float64]] | None = None
@@ -125,6 +137,104 @@ class SquaresObserver:
         if self._last is None or self._last[0]() is not left:
             self._last = ref(left), _sum_squares(rows)
         self._add(name, self._last[1], len(rows))
+        if self._products is not None:
+            self._products.add(name, left)
+
+
+class ProductSums:
+    """Sums over rows of the products of two columns of left operands, x^T x, in float32.
+
+    `orders` has the weights, and the order of the columns for each of them; None if it is that of
+    the operand. Weights that read the same values in the same order share their sums. Only the
+    upper triangles are in memory, on the device of the operands.
+    """
+
+    def __init__(self, orders: Mapping[str, Sequence[int] | None]) -> None:
+        self._orders = orders
+        self._clear()
+
+    def _clear(self) -> None:
+        # By the name of a weight: the first weight that reads the same values, and the rows so far.
+        self._first: dict[str, str] = {}
+        self._rows = Counter[str]()
+        # By the name of the first weight.
+        self._last: dict[str, ref[Tensor]] = {}
+        self._strips: dict[str, list[Tensor]] = {}
+
+    def add(self, name: str, left: Tensor) -> None:
+        """Add the products of a left operand, shape (..., columns), if the weight is wanted."""
+        if name not in self._orders:
+            return
+        if name not in self._first:
+            self._first[name] = self._find_first(name, left)
+        rows = left.reshape(-1, left.shape[-1])
+        self._rows[name] += len(rows)
+        first = self._first[name]
+        if first == name:
+            self._last[name] = ref(left)
+            self._add_rows(name, rows)
+        elif self._last[first]() is not left:
+            raise _not_shared(name, first)
+
+    def _find_first(self, name: str, left: Tensor) -> str:
+        for first, last in self._last.items():
+            if last() is left and self._orders[first] == self._orders[name]:
+                return first
+        return name
+
+    def _add_rows(self, name: str, rows: Tensor) -> None:
+        import torch
+
+        columns, order = rows.shape[1], self._orders[name]
+        starts = range(0, columns, _STRIP)
+        if name not in self._strips:
+            self._strips[name] = [
+                torch.zeros((min(_STRIP, columns - at), columns - at), device=rows.device)
+                for at in starts
+            ]
+        for start in range(0, len(rows), _SUMMED):
+            part = rows[start : start + _SUMMED].float()
+            x = part if order is None else part[:, list(order)]
+            for at, strip in zip(starts, self._strips[name], strict=True):
+                strip.addmm_(x[:, at : at + _STRIP].T, x[:, at:])
+
+    def take(self) -> Iterator[tuple[list[str], Iterator[NDArray[np.float32]]]]:
+        """Yield the weights that share sums, with the parts of the triangle row by row.
+
+        The sums begin with none again. Raises `EngineError` if weights did not always read the same
+        values, or if a sum is not finite.
+        """
+        first, rows, strips = self._first, self._rows, self._strips
+        self._clear()
+        while strips:
+            name = next(iter(strips))
+            sharing = [each for each in first if first[each] == name]
+            for each in sharing:
+                if rows[each] != rows[name]:
+                    raise _not_shared(each, name)
+            yield sharing, _list_parts(name, strips.pop(name))
+
+
+def _list_parts(name: str, strips: list[Tensor]) -> Iterator[NDArray[np.float32]]:
+    """Yield the upper triangle of strips, and release them."""
+    import numpy as np
+
+    while strips:
+        strip = strips.pop(0).cpu().numpy()
+        part = np.concatenate([row[start:] for start, row in enumerate(strip)])
+        if not np.isfinite(part).all():
+            raise EngineError(
+                f"the products of the inputs of `{name}` are NaN or too large",
+                hint="the model or the file is damaged; check it with `weightctl verify`",
+            )
+        yield part
+
+
+def _not_shared(name: str, first: str) -> EngineError:
+    return EngineError(
+        f"`{name}` read the same values as `{first}` in one run of a layer, but not in another",
+        hint="measure without --hessian (hessian), and report this model",
+    )
 
 
 def _sum_squares(rows: Tensor) -> NDArray[np.float64]:

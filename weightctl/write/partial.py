@@ -401,8 +401,8 @@ def _copy_mode(path: str, descriptor: int) -> None:
         change_mode(descriptor, stat.S_IMODE(os.stat(path).st_mode))
 
 
-def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
-    """Write small files, either all of them completely or none.
+def write_files(contents: Mapping[str, bytes | Iterable[bytes]], *, force: bool) -> None:
+    """Write small files, or files in parts, either all of them completely or none.
 
     The keys of `contents` are real paths. Raises `OutputError` if that fails, or if a file exists
     at a path and `force` is not set.
@@ -415,7 +415,7 @@ def write_files(contents: Mapping[str, bytes], *, force: bool) -> None:
             try:
                 with open(temporary, "xb") as file:
                     _copy_mode(path, file.fileno())
-                    file.write(content)
+                    file.writelines((content,) if isinstance(content, bytes) else content)
                     file.flush()
                     sync(file.fileno())
             except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,15 +13,18 @@ from weightctl.dtype import DType
 from weightctl.errors import ConversionError, FormatError
 from weightctl.formats import gguf
 from weightctl.formats.imatrix import read_entries
+from weightctl.formats.imatrix.gguf import PRODUCTS, PRODUCTS_IN, PRODUCTS_OF
 from weightctl.weights.info import TensorInfo
 from weightctl.weights.metadata import MetadataValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
 _MOST_INTEGER = 2**31 - 1
+# The bytes of products that are copied at a time.
+_PART = 2**22
 
 
 class ColumnSums(NamedTuple):
@@ -38,11 +42,14 @@ class ImportanceSums:
     """The sums of an importance matrix, by the names of the tensors in GGUF.
 
     `datasets` are the names of the texts, and `chunk_size` is the number of tokens of a chunk.
+    `products` has the paths of files with the products of columns, float32, the upper triangle row
+    by row. Tensors with the same inputs have the same file.
     """
 
     chunk_size: int
     entries: dict[str, ColumnSums] = field(default_factory=dict[str, ColumnSums])
     datasets: tuple[str, ...] = ()
+    products: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def chunks(self) -> int:
@@ -120,10 +127,12 @@ def read_sums(path: str, chunk_size: int) -> ImportanceSums:
     return made
 
 
-def write_gguf(sums: ImportanceSums) -> bytes:
-    """Return the content of a GGUF file as llama-imatrix writes it.
+def write_gguf(sums: ImportanceSums) -> Iterator[bytes]:
+    """Yield the content of a GGUF file as llama-imatrix writes it, with the products if any.
 
-    Tensors are sorted by name. Raises `ConversionError` if a name is too long for GGUF.
+    Tensors are sorted by name, and products are stored under the first name. They are read from
+    their files now. Raises `ConversionError` if a name is too long for GGUF, and `FormatError` if a
+    file of products does not have its size.
     """
     metadata = {
         "general.type": MetadataValue("string", "imatrix"),
@@ -131,18 +140,63 @@ def write_gguf(sums: ImportanceSums) -> bytes:
         "imatrix.chunk_count": MetadataValue("u32", sums.chunks),
         "imatrix.chunk_size": MetadataValue("u32", sums.chunk_size),
     }
-    arrays = {name: array for each in sorted(sums.entries) for name, array in _list(sums, each)}
+    stored: dict[str, str] = {}
+    for name in sorted(sums.products):
+        stored.setdefault(sums.products[name], name)
+    if stored:
+        places = {name: stored[sums.products[name]] for name in sorted(sums.products)}
+        metadata |= {
+            PRODUCTS_OF: MetadataValue("array[string]", [*places]),
+            PRODUCTS_IN: MetadataValue("array[string]", [*places.values()]),
+        }
+    contents: dict[str, NDArray[np.float64] | str] = {}
+    infos: list[TensorInfo] = []
     encoding = DType.float32.encoding
-    infos = [TensorInfo(name, array.shape, encoding) for name, array in arrays.items()]
+    for each in sorted(sums.entries):
+        for name, array in _list(sums, each):
+            contents[name] = array
+            infos.append(TensorInfo(name, array.shape, encoding))
+        path = sums.products.get(each)
+        if path is not None and stored[path] == each:
+            columns = sums.entries[each].squares.size
+            contents[each + PRODUCTS] = path
+            infos.append(TensorInfo(each + PRODUCTS, (columns * (columns + 1) // 2,), encoding))
     if problems := gguf.unfit(infos):
         raise ConversionError(problems[0], hint="write the older format: use the suffix .dat")
     layout = gguf.layout(infos, metadata)
-    made = bytearray(layout.nbytes)
-    made[: len(layout.header)] = layout.header
-    for array, offset in zip(arrays.values(), layout.offsets, strict=True):
-        raw = array.astype("<f4").tobytes()
-        made[offset : offset + len(raw)] = raw
-    return bytes(made)
+    yield layout.header
+    position = len(layout.header)
+    for info, offset in zip(infos, layout.offsets, strict=True):
+        yield bytes(offset - position)
+        content = contents[info.name]
+        if isinstance(content, str):
+            yield from _read_exactly(content, info.nbytes)
+        else:
+            yield content.astype("<f4").tobytes()
+        position = offset + info.nbytes
+    yield bytes(layout.nbytes - position)
+
+
+def _read_exactly(path: str, nbytes: int) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == nbytes:
+            while part := file.read(min(nbytes, _PART)):
+                nbytes -= len(part)
+                yield part
+    if nbytes:
+        raise FormatError(
+            path,
+            None,
+            "the file was changed during the run",
+            hint="remove its directory, and run the same command again",
+        )
+
+
+def refuse_long_names(names: Collection[str]) -> None:
+    """Raise `ConversionError` if products cannot be stored under a name, before any is measured."""
+    infos = [TensorInfo(name + PRODUCTS, (1,), DType.float32.encoding) for name in names]
+    if problems := gguf.unfit(infos):
+        raise ConversionError(problems[0], hint="measure without --hessian (hessian)")
 
 
 def _list(sums: ImportanceSums, name: str) -> Iterator[tuple[str, NDArray[np.float64]]]:
