@@ -10,8 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
+from family_cases import make_checkpoint
 from imatrix_models import TEXT, TINY, latent, mixture_directory, tiny_llama
 from lazy import torch, transformers
+from llama_cpp import read_float_tensors
 from ready_children import run_ready
 from weightctl import convert
 from weightctl.calibrate import make_imatrix
@@ -122,16 +124,29 @@ def test_the_diagonal_has_the_sums_of_squares_and_equal_inputs_are_stored_once(
         assert values.min() > -1e-5 * values.max(), name
 
 
-def read_as_llama_cpp(path: Path) -> dict[str, tuple[bytes, bytes]]:
-    """Return the sums and counts as llama.cpp's `load_imatrix` finds them, by suffix."""
-    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+def test_columns_of_a_directory_are_in_the_order_of_gguf(tmp_path: Path) -> None:
+    # The output of linear attention has its columns in another order there.
+    source = make_checkpoint("qwen35", tmp_path).path
+    convert(source, tmp_path / "model.gguf", dtype="f32")
+    found = []
+    for name, model in (("ours", source), ("theirs", tmp_path / "model.gguf")):
+        make_imatrix(model, tmp_path / f"{name}.gguf", **SHORT | {"context": 16, "chunks": 4})
+        found.append(read_importance(str(tmp_path / f"{name}.gguf")).hessians)
+    ours, theirs = found
+    assert ours.keys() == theirs.keys()
+    assert "blk.0.ssm_out.weight" in ours
+    for name, hessian in ours.items():
+        expected = theirs[name].read()
+        error = np.abs(hessian.read() - expected).max() / expected.diagonal().max()
+        assert error < 1e-4, name
+
+
+def read_as_llama_cpp(path: Path) -> dict[str, list[float]]:
+    """Return what llama-quantize looks for in an importance matrix, with ggml as the reader."""
     return {
-        name.removesuffix(".in_sum2"): (
-            each.data.tobytes(),
-            tensors[name.removesuffix(".in_sum2") + ".counts"].data.tobytes(),
-        )
-        for name, each in tensors.items()
-        if name.endswith(".in_sum2")
+        name: values.tolist()
+        for name, values in read_float_tensors(path).items()
+        if name.endswith((".in_sum", ".in_sum2", ".counts"))
     }
 
 
@@ -141,7 +156,11 @@ def test_other_programs_find_what_they_find_without_products(
     plain = tmp_path / "plain" / "imatrix.gguf"
     plain.parent.mkdir()
     make_imatrix(TINY, plain, **SHORT | {"hessian": False})
+    assert len(read_as_llama_cpp(measured)) == 2 * 21
     assert read_as_llama_cpp(measured) == read_as_llama_cpp(plain)
+    products = read_float_tensors(measured)["blk.1.ffn_down.weight.in_products"]
+    mean = read_importance(str(measured)).hessians["blk.1.ffn_down.weight"].read()
+    np.testing.assert_array_equal(products / np.float32(20 * 64), mean[np.triu_indices(len(mean))])
     with_keys, without = (gguf.GGUFReader(path).fields for path in (measured, plain))
     added = {"weightctl.in_products.tensors", "weightctl.in_products.stored"}
     assert {key for key in with_keys if not key.startswith("GGUF.")} == added | {

@@ -171,6 +171,42 @@ def ggml_quantize(
     return out
 
 
+class _GgufParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.POINTER(ctypes.c_void_p)))
+
+
+def read_float_tensors(path: Path) -> dict[str, Floats]:
+    """Return the flat tensors of a GGUF file that ggml reads as llama-quantize reads its matrix."""
+    library, pointer = _ggml(), ctypes.c_void_p
+    for name, result, *arguments in (
+        ("gguf_init_from_file", pointer, ctypes.c_char_p, _GgufParams),
+        ("ggml_get_first_tensor", pointer, pointer),
+        ("ggml_get_next_tensor", pointer, pointer, pointer),
+        ("ggml_get_name", ctypes.c_char_p, pointer),
+        ("ggml_get_data_f32", ctypes.POINTER(ctypes.c_float), pointer),
+        ("ggml_nelements", ctypes.c_int64, pointer),
+        ("gguf_free", None, pointer),
+        ("ggml_free", None, pointer),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    context = pointer()
+    params = _GgufParams(False, ctypes.pointer(context))
+    file = library.gguf_init_from_file(str(path).encode(), params)
+    assert file, f"ggml does not read {path}"
+    found: dict[str, Floats] = {}
+    # The first one is the memory of all others.
+    tensor = library.ggml_get_next_tensor(context, library.ggml_get_first_tensor(context))
+    while tensor:
+        values = library.ggml_get_data_f32(tensor)
+        shape = (library.ggml_nelements(tensor),)
+        found[library.ggml_get_name(tensor).decode()] = np.ctypeslib.as_array(values, shape).copy()
+        tensor = library.ggml_get_next_tensor(context, tensor)
+    library.gguf_free(file)
+    library.ggml_free(context)
+    return found
+
+
 # How far apart what two runs of a model say is.
 
 
