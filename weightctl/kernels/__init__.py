@@ -230,7 +230,9 @@ class RunComparer(NamedTuple):
 class ExaminedCodes(NamedTuple):
     """How the codes of an encoding are chosen: the fields of `struct code_layout` in codec.h."""
 
-    ends: Memory
+    mask: Memory
+    lowest: int
+    highest: int
     beside: Memory | None
     shared: int
     scale: int

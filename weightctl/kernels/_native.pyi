@@ -75,7 +75,7 @@ def find_doubtful(
     name: str,
     values: Memory,
     blocks: Memory,
-    codes: tuple[Memory, Memory | None, int, int, bool, bool, bool, Memory],
+    codes: tuple[Memory, int, int, Memory | None, int, int, bool, bool, bool, Memory],
     out: Memory,
     /,
 ) -> None: ...

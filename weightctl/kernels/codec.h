@@ -73,8 +73,8 @@ struct rounding {
 /* How the codes of a block type are chosen: the fields of `CodeLayout`, and the limits, of
    weightctl/verify/proof/codes.py.
 
-   `mask`, `lowest` and `highest` have `size` bytes: all bits of each byte that has codes, and the
-   lowest and the highest codes there. `down` and `up` have, for each of the 256 bytes, the one with
+   `mask` has `size` bytes, which are not 0 where a block has codes; all bytes of codes are `lowest`
+   or `highest` if the codes are. `down` and `up` have, for each of the 256 bytes, the one with
    the codes beside; they are NULL if levels are evenly spaced. `range` is the distance of the ends,
    or the highest level, in scales. `scale` is where the float16 scale of the block is, and
    `shares_scale` is 1 if a block has several groups. */
@@ -84,7 +84,8 @@ struct code_limits {
 };
 
 struct code_layout {
-    const uint8_t *mask, *lowest, *highest, *down, *up;
+    const uint8_t *mask, *down, *up;
+    uint8_t lowest, highest;
     size_t shared, scale;
     int has_min, fits_scale, fits_min;
     struct code_limits limits;

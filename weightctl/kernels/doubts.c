@@ -10,10 +10,10 @@ PyObject *find_doubtful(PyObject *self, PyObject *args)
     const char *name;
     struct code_layout layout = {0};
     PyObject *beside_object, *result = NULL;
-    Py_buffer values = {0}, blocks = {0}, ends = {0}, beside = {0}, limits = {0}, out = {0};
-    if (!PyArg_ParseTuple(args, "nsy*y*(y*Onnpppy*)w*", &number, &name, &values, &blocks, &ends,
-                          &beside_object, &shared, &scale, &layout.has_min, &layout.fits_scale,
-                          &layout.fits_min, &limits, &out))
+    Py_buffer values = {0}, blocks = {0}, mask = {0}, beside = {0}, limits = {0}, out = {0};
+    if (!PyArg_ParseTuple(args, "nsy*y*(y*bbOnnpppy*)w*", &number, &name, &values, &blocks, &mask,
+                          &layout.lowest, &layout.highest, &beside_object, &shared, &scale,
+                          &layout.has_min, &layout.fits_scale, &layout.fits_min, &limits, &out))
         return NULL;
     const struct codec *codec = find_codec(number, name);
     if (codec == NULL)
@@ -23,16 +23,14 @@ PyObject *find_doubtful(PyObject *self, PyObject *args)
     size_t count = (size_t)blocks.len / codec->size;
     if (codec->decode == NULL || (size_t)blocks.len % codec->size || (size_t)out.len != count ||
         (size_t)values.len != count * codec->block * sizeof(float) ||
-        (uintptr_t)values.buf % sizeof(float) || (size_t)ends.len != 3 * codec->size ||
+        (uintptr_t)values.buf % sizeof(float) || (size_t)mask.len != codec->size ||
         (beside.obj != NULL && beside.len != 2 * 256) ||
         limits.len != (Py_ssize_t)sizeof layout.limits || shared < 16 || shared % 16 ||
         codec->block % (size_t)shared || scale < 0 || (size_t)scale + 2 > codec->size) {
         PyErr_SetString(PyExc_ValueError, "the buffers do not fit together");
         goto done;
     }
-    layout.mask = ends.buf;
-    layout.lowest = layout.mask + codec->size;
-    layout.highest = layout.lowest + codec->size;
+    layout.mask = mask.buf;
     layout.down = beside.buf;
     layout.up = layout.down == NULL ? NULL : layout.down + 256;
     layout.shared = (size_t)shared;
@@ -47,7 +45,7 @@ done:
         PyBuffer_Release(&beside);
     PyBuffer_Release(&values);
     PyBuffer_Release(&blocks);
-    PyBuffer_Release(&ends);
+    PyBuffer_Release(&mask);
     PyBuffer_Release(&limits);
     PyBuffer_Release(&out);
     return result;

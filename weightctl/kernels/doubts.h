@@ -24,28 +24,19 @@ struct group {
     int is_far; /* a code is not the nearest one */
 };
 
-static void decode_ends(const struct codec *codec, const struct code_layout *layout,
-                        const uint8_t *blocks, size_t count, const uint8_t *codes, float *out)
+/* Decode blocks after replacing each byte that has codes: by that of a table, or by `byte`. */
+static void decode_replaced(const struct codec *codec, const struct code_layout *layout,
+                            const uint8_t *blocks, size_t count, const uint8_t *table,
+                            uint8_t byte, float *out)
 {
-    uint8_t filled[JUDGED_BYTES];
+    uint8_t replaced[JUDGED_BYTES];
     for (size_t block = 0; block < count; block++)
         for (size_t i = 0; i < codec->size; i++) {
             size_t at = block * codec->size + i;
-            filled[at] = (uint8_t)((blocks[at] & ~layout->mask[i]) | (codes[i] & layout->mask[i]));
+            uint8_t other = table == NULL ? byte : table[blocks[at]];
+            replaced[at] = layout->mask[i] ? other : blocks[at];
         }
-    codec->decode(filled, count, out);
-}
-
-static void decode_beside(const struct codec *codec, const struct code_layout *layout,
-                          const uint8_t *blocks, size_t count, const uint8_t *shifted, float *out)
-{
-    uint8_t filled[JUDGED_BYTES];
-    for (size_t block = 0; block < count; block++)
-        for (size_t i = 0; i < codec->size; i++) {
-            size_t at = block * codec->size + i;
-            filled[at] = layout->mask[i] ? shifted[blocks[at]] : blocks[at];
-        }
-    codec->decode(filled, count, out);
+    codec->decode(replaced, count, out);
 }
 
 INLINE float lowest_lane(f32v v)
@@ -200,13 +191,10 @@ static void find_doubtful(const struct codec *codec, const struct code_layout *l
         const uint8_t *raw = blocks + first * codec->size;
         const float *all = values + first * codec->block;
         codec->decode(raw, some, own);
-        decode_ends(codec, layout, raw, some, layout->highest, high);
-        if (layout->up != NULL) {
-            decode_beside(codec, layout, raw, some, layout->down, low);
-            decode_beside(codec, layout, raw, some, layout->up, up);
-        } else {
-            decode_ends(codec, layout, raw, some, layout->lowest, low);
-        }
+        decode_replaced(codec, layout, raw, some, NULL, layout->highest, high);
+        decode_replaced(codec, layout, raw, some, layout->down, layout->lowest, low);
+        if (layout->up != NULL)
+            decode_replaced(codec, layout, raw, some, layout->up, 0, up);
         for (size_t block = 0; block < some; block++) {
             float scale = fabsf(half_load(raw + block * codec->size + layout->scale));
             float rounded = layout->limits.rounded;

@@ -312,8 +312,8 @@ static PyMethodDef methods[] = {
     {"compare_runs", compare_runs, METH_VARARGS,
      "compare_runs(level, own, reference, out) -> (product, greatest difference)"},
     {"find_doubtful", find_doubtful, METH_VARARGS,
-     "find_doubtful(level, name, values, blocks, (ends, beside, shared, scale, has_min, fits_scale,\n"
-     "fits_min, limits), out)"},
+     "find_doubtful(level, name, values, blocks, (mask, lowest, highest, beside, shared, scale,\n"
+     "has_min, fits_scale, fits_min, limits), out)"},
     {"multiplies_bf16", multiplies_bf16, METH_NOARGS, "multiplies_bf16() -> bool"},
     {"multiply_bf16", multiply_bf16, METH_VARARGS,
      "multiply_bf16(rows, columns, vectors, out, threads)"},

@@ -11,7 +11,12 @@ from weightctl.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from weightctl.codecs.base import F32
+
+    Bools = NDArray[np.bool_]
 
 _DAMAGED = "the file is damaged, or the model computed invalid numbers; create it again"
 # The rows of products that are read at a time.
@@ -143,14 +148,7 @@ class Hessian:
         sound = np.isfinite(values)
         sound[diagonal] &= values[diagonal] >= 0
         if not sound.all():
-            index = int(np.argmin(sound))
-            raise FormatError(
-                self.path,
-                self.offset + 4 * (first + index),
-                f"`{self.name}` has {values[index]:g} at element {first + index} of its products, "
-                "which is not a sum of products",
-                hint=_DAMAGED,
-            )
+            raise _refuse_value(self, first, values, sound, "products")
         for row, at in zip(range(start, stop), diagonal, strict=True):
             made[row, row:] = values[at : at + self.columns - row]
             made[row:stop, row] = made[row, row:stop]
@@ -227,14 +225,7 @@ def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -
 
     sound = np.isfinite(sums) & (sums >= 0)
     if not sound.all():
-        index = int(np.argmin(sound))
-        raise FormatError(
-            entry.path,
-            entry.offset + 4 * (start + index),
-            f"`{entry.name}` has {sums[index]:g} at element {start + index}, which is not "
-            "a sum of squares",
-            hint=_DAMAGED,
-        )
+        raise _refuse_value(entry, start, sums, sound, "squares")
     if not np.isfinite(counts).all():
         raise FormatError(
             entry.path,
@@ -242,3 +233,17 @@ def _require_sound(entry: ImportanceEntry, start: int, sums: F32, counts: F32) -
             f"a count of `{entry.name}` is not finite",
             hint="the file is damaged; create it again",
         )
+
+
+def _refuse_value(
+    entry: ImportanceEntry | Hessian, start: int, values: F32, sound: Bools, what: str
+) -> FormatError:
+    """Return the error for the first of the values from number `start` on that is not sound."""
+    index = int(sound.argmin())
+    return FormatError(
+        entry.path,
+        entry.offset + 4 * (start + index),
+        f"`{entry.name}` has {values[index]:g} at element {start + index} of its {what}, which is "
+        f"not a sum of {what}",
+        hint=_DAMAGED,
+    )

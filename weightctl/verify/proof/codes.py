@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from weightctl.dtype import Encoding
 
     Bools = NDArray[np.bool_]
+    F64 = NDArray[np.float64]
     # A block type's fields, which NumPy's types cannot say: each has a type and an offset.
     _Fields = Mapping[str, tuple[np.dtype[np.generic], int]]
 
@@ -96,7 +97,7 @@ _STEEPEST, _FLATTEST = 2.0, 0.5
 # Scales that lie far from the values cause this many times the squared error of the best scale for
 # the same codes; any usual importance causes less than 3 times as much. Mean squared errors below
 # this part of a squared step are not examined: 1 / 12 is usual.
-_MOST_TIMES, _LEAST_ERROR = 5.0, 0.125
+MOST_TIMES, _LEAST_ERROR = 5.0, 0.125
 # The largest mean squared error in squares of the step that covers the range of the values.
 _MOST_ERROR = 8.0
 # The number of values to process at once, so that they stay in a core's cache.
@@ -152,18 +153,19 @@ def find_doubtful(
 @cache
 def _list_codes(encoding: Encoding) -> ExaminedCodes:
     layout, dtype = _LAYOUTS[encoding.name], _find_block_dtype(encoding)
-    ends = np.zeros((3, encoding.size), np.uint8)
-    for row, byte in zip(ends, (0xFF, layout.lowest, layout.highest), strict=True):
-        for name in layout.fields:
-            row.view(dtype)[name].view(np.uint8)[...] = byte
+    mask = np.zeros(encoding.size, np.uint8)
+    for name in layout.fields:
+        mask.view(dtype)[name].view(np.uint8)[...] = 0xFF
     smallest, largest = layout.slopes
     limits = (
         layout.codes, layout.spacing, layout.levels[-1] if layout.levels else layout.codes - 1,
         _ROUNDED * layout.is_rounded, encoding.block > layout.shared, largest, smallest,
-        _LEAST_ERROR, _MOST_TIMES, _MOST_ERROR, 1 + _FITTED,
+        _LEAST_ERROR, MOST_TIMES, _MOST_ERROR, 1 + _FITTED,
     )  # fmt: skip
     return ExaminedCodes(
-        ends=ends,
+        mask=mask,
+        lowest=layout.lowest,
+        highest=layout.highest,
         beside=np.stack([_NEIGHBORS[-1], _NEIGHBORS[1]]) if layout.levels else None,
         shared=layout.shared,
         scale=cast("_Fields", dtype.fields)["scale"][1],
@@ -337,7 +339,7 @@ class _BlockTile:
         offset = magnitude * np.float32(_ROUNDED)
         offset += np.float32(layout.codes * layout.spacing * _LEAST_ROUNDED)
         is_unusual = mean > (step + rounding) ** 2 * np.float32(_LEAST_ERROR) + offset * offset
-        is_unusual &= mean > np.float32(_MOST_TIMES) * self._find_least_errors()
+        is_unusual &= mean > np.float32(MOST_TIMES) * self._find_least_errors()
         is_unusual |= mean > np.float32(_MOST_ERROR) * (full + rounding + offset) ** 2
         is_unusual |= step > full * np.float32(largest) + rounding
         is_unusual |= step < full * np.float32(smallest) - rounding
@@ -354,11 +356,16 @@ class _BlockTile:
         if self._layout.has_min:
             values -= values.mean(axis=2, keepdims=True)
             stored -= stored.mean(axis=2, keepdims=True)
-        product, squares = np.vecdot(values, stored), np.vecdot(stored, stored)
-        rest = np.vecdot(values, values)
-        rest -= np.where(squares > 0, product * product / squares, 0)
-        found: F32 = (rest / self._layout.shared).astype(np.float32)
+        found: F32 = (find_rest(values, stored) / self._layout.shared).astype(np.float32)
         return found
+
+
+def find_rest(values: F64, made: F64) -> F64:
+    """Return the squared errors of groups (..., values) with the best scale for what was made."""
+    products, squares = np.vecdot(values, made), np.vecdot(made, made)
+    rest: F64 = np.vecdot(values, values)
+    rest -= np.where(squares > 0, products * products / squares, 0)
+    return rest
 
 
 # Blocks whose values are compared in pairs at a time.

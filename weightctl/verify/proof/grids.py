@@ -18,7 +18,7 @@ from weightctl.codecs import codec, definition
 from weightctl.codecs.grids import load_grid, pack_codes
 from weightctl.codecs.signed_grids import GRID_TYPES, read_points
 from weightctl.codecs.ternary_grids import read_points as read_ternary_points
-from weightctl.verify.proof.codes import Judged
+from weightctl.verify.proof.codes import MOST_TIMES, Judged, find_rest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,6 @@ _OF_SPLIT = np.array([0, 1, 3], np.int32)  # places of the levels of IQ1
 _TIE = 1e-6
 # Blocks that are judged at once, and choices that are examined.
 _TOGETHER = 1 << 9
-# A scale is unusual if its squared error is this many times that of the best one.
-_MOST_TIMES = 5.0
 # The limits of the factors between the rounded scale and the fitted one.
 _LEAST_FACTOR, _MOST_FACTOR = 0.5, 2.5
 # Smaller scales of blocks are rounded by more than that.
@@ -314,8 +312,7 @@ def _fits_scale(values: F32, made: F32, is_least: Bools) -> Bools:
 
 def _is_far(values: F32, made: F32) -> Bools:
     """Return whether the scales of sub-blocks (n, values) are far from the best for the levels."""
-    squares, products = np.vecdot(made, made), np.vecdot(values, made)
-    rest = np.vecdot(values, values) - np.where(squares > 0, products * products / squares, 0)
     distance = values - made
-    found: Bools = np.vecdot(distance, distance) > _MOST_TIMES * rest
+    rest = find_rest(values.astype(np.float64), made.astype(np.float64))
+    found: Bools = np.vecdot(distance, distance) > MOST_TIMES * rest
     return found

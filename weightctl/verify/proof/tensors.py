@@ -263,8 +263,8 @@ def _find_route(claim: Claim, memory: Memory) -> Route:
             same[place] += int(np.count_nonzero(tile.is_same))
             if claim.importance is not None:
                 tile = _RowBlocks(plain, one, source, raw, reproduces=True)
-                tile.judge(through)
-                unweighted[place] += int(np.count_nonzero(tile.is_same))
+                same_without = tile.find_same(source.convert(through), raw)
+                unweighted[place] += int(np.count_nonzero(same_without))
     best = max(range(len(routes)), key=lambda place: (right[place], same[place]))
     is_weighted = claim.importance is not None and unweighted[best] < same[best]
     return Route(routes[best], 2 * same[best] >= blocks, is_weighted)
@@ -336,13 +336,9 @@ class _RowBlocks:
         raw = self._raw[places]
         is_same = self.is_same[places]
         if self._reproduces:
-            made = self._encode(values)
-            if made is not None:
-                equal = made.reshape(raw.shape) == raw
-                # Usually all are, and the result of each block takes ten times as long.
-                is_same |= equal.all() or equal.all(axis=2)
-                self.is_same[places] = is_same
-                self.is_unusual[places] &= ~is_same
+            is_same |= self.find_same(values, raw)
+            self.is_same[places] = is_same
+            self.is_unusual[places] &= ~is_same
         is_wrong = self.is_wrong[places] & ~is_same
         if is_wrong.any():
             blocks = values.decode().reshape(*is_wrong.shape, self._encoding.block)
@@ -357,6 +353,16 @@ class _RowBlocks:
             self.is_unusual[places] = is_unusual
             is_wrong[is_wrong] = found.wrong
         self.is_wrong[places] = is_wrong
+
+    def find_same(self, values: _PlainRows, raw: U8) -> Bools:
+        """Return the blocks of rows, (rows, blocks, bytes), that the encoder gives."""
+        made = self._encode(values)
+        if made is None:
+            return np.zeros(raw.shape[:2], bool)
+        equal = made.reshape(raw.shape) == raw
+        # Usually all are, and the result of each block takes ten times as long.
+        found: Bools = np.ones(raw.shape[:2], bool) if equal.all() else np.all(equal, axis=2)
+        return found
 
     def _encode(self, values: _PlainRows) -> U8 | None:
         """Return what the encoder makes of rows; None if it cannot encode them."""

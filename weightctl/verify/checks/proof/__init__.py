@@ -106,15 +106,12 @@ def check(request: Request) -> Result:
     # A sample does not read whole tensors.
     parts = {} if request.sample or source is None else find_parts(coded, source)
     others = compare_scales(parts)
-    left = [each for each in claims if others.get(each.pair.module) != Differences()]
+    same = {module for module, each in others.items() if each == Differences()}
+    left = [each for each in claims if each.pair.module not in same]
     threads = _REQUESTS if request.sample else None
     with closing(prove_claims(left, partial(request.tell, "proof"), threads=threads)) as made:
         found = [
-            (
-                each,
-                next(made) if others.get(each.pair.module) != Differences() else _count_same(each),
-            )
-            for each in claims
+            (each, _count_same(each) if each.pair.module in same else next(made)) for each in claims
         ]
     are_few = _are_few([proved for _, proved in found])
     search = CauseSearch(pairing)
@@ -126,7 +123,7 @@ def check(request: Request) -> Result:
         proofs[claim.pair.module] = _judge(claim, proved, are_few=are_few)
     _find_exceptions(proofs)
     _explain_scaling({claim.pair.module: claim for claim in claims}, proofs)
-    _find_other_scales(proofs, others, parts)
+    _find_other_scales(proofs, others, same, parts)
     for claim in claims:
         proof = proofs.get(claim.pair.module)
         if proof is not None and proof.verdict is Verdict.OTHER:
@@ -357,6 +354,7 @@ def _find_exceptions(proofs: dict[str, TensorProof]) -> None:
 def _find_other_scales(
     proofs: dict[str, TensorProof],
     others: Mapping[str, Differences],
+    same: set[str],
     parts: Mapping[str, Sequence[Part]],
 ) -> None:
     """Replace the verdicts on weights of schemes with other scales, though most have the source's.
@@ -370,7 +368,7 @@ def _find_other_scales(
     for found, other in ((few, scaled), (first, first)):
         alike = others.keys() - other
         size = sum(own.info.nbytes for module in alike for own, _ in parts[module][1:])
-        are_same = 2 * sum(others[module] == Differences() for module in alike) >= len(others)
+        are_same = 2 * len(same) >= len(others)
         if 2 * len(other) > len(others) or not (are_same or size >= _MANY_BYTES):
             continue
         for module in found:
