@@ -58,6 +58,7 @@ def plan_conversion(given: Mapping[str, Any]) -> tuple[Conversion, FoundTypes | 
         "tensor_types": [TypeRule.parse(each) for each in given["tensor_types"] or ()],
         "metadata": [Setting.parse(each) for each in given["metadata"] or ()],
         "fallback": not given.get("no_fallback"),
+        "feedback": not given.get("no_feedback"),
         "dry_run": True,
     }
     if not _has_budget(given):

@@ -22,6 +22,7 @@ def convert(
     quant: options.Quant = None,
     tensor_types: options.TensorTypes = None,
     imatrix: options.InputFile = None,
+    no_feedback: Annotated[bool, typer.Option("--no-feedback")] = False,
     bpw: float | None = None,
     size: str | None = None,
     max_kld: float | None = None,

@@ -19,6 +19,7 @@ from weightctl.kernels import kernel, transcoder
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.codecs.feedback import Curvature
     from weightctl.dtype import Encoding
 
 __all__ = [
@@ -56,6 +57,7 @@ def transcode(
     target: Encoding,
     importance: F32 | None = None,
     *,
+    curvature: Curvature | None = None,
     measure: bool = False,
     zero_nonfinite: bool = False,
     out: U8 | None = None,
@@ -64,7 +66,8 @@ def transcode(
 
     `raw` and the result have shape (rows, bytes per row). The result is `out` if that is given;
     `out` must be contiguous and must not share memory with `raw`. `importance` is one weight per
-    column, or None. Plain values are rounded once, to nearest even. If one side is a block
+    column, or None. With the `curvature` of a matrix, its values are rounded with error feedback.
+    Plain values are rounded once, to nearest even. If one side is a block
     encoding, values are converted to float32 first, as in ggml, and the loss is relative to that.
     Overflows are always counted; the rest of the loss is measured only with `measure`. Raises
     `NonFiniteError` if a block encoding cannot hold a value: one that overflows the scale, a NaN or
@@ -74,9 +77,9 @@ def transcode(
     if source == target:
         return Transcoded(_fill(out, raw), None)
     if target.dtype is not None:
-        importance = None
+        importance = curvature = None
     options = {"measure": measure, "zero_nonfinite": zero_nonfinite}
-    if raw.size:
+    if raw.size and curvature is None:
         weighted = importance is not None
         found = transcoder(source.name, target.name, weighted=weighted)
         if found is None and target.dtype is None:
@@ -90,7 +93,14 @@ def transcode(
             return Transcoded(*done)
     from weightctl.codecs.transcoding import transcode_arrays
 
-    made, loss = transcode_arrays(raw, source, target, importance, codec, **options)
+    def find_codec(encoding: Encoding) -> Codec:
+        if curvature is None or encoding != target:
+            return codec(encoding)
+        from weightctl.codecs.feedback import FeedbackCodec  # few conversions need it
+
+        return FeedbackCodec(encoding, codec(encoding), curvature)
+
+    made, loss = transcode_arrays(raw, source, target, importance, find_codec, **options)
     return Transcoded(_fill(out, made), loss)
 
 

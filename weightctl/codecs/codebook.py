@@ -122,20 +122,31 @@ def _encode_xs(x: F32, importance: F32 | None, block: NDArray[np.void]) -> None:
 
     sub_scale = scale[:, None] * whole.astype(np.float32)
     level = _find_nearest(lanes * _invert(sub_scale).reshape(-1))
-    stored = (whole + 32).astype(np.uint8)
     made = np.empty(len(scale), block.dtype)
     made["scale"] = scale
     made["q"] = pack_pairs(level.T.reshape(-1, 8, 32))
-    made["low"] = stored[:, ::2] & 15 | stored[:, 1::2] << 4
-    made["high"] = np.bitwise_or.reduce(stored.astype(np.uint16) >> 4 << _HIGH_SHIFTS, axis=1)
+    pack_scales(whole, made)
     block[...] = made.reshape(block.shape)
 
 
-def _decode_xs(block: NDArray[np.void], out: F32) -> None:
+def pack_scales(scales: NDArray[np.signedinteger], block: NDArray[np.void]) -> None:
+    """Store the integers of the scales, shape (b, 8), in blocks of IQ4_XS, shape (b,)."""
+    stored = (scales + 32).astype(np.uint8)
+    block["low"] = stored[:, ::2] & 15 | stored[:, 1::2] << 4
+    block["high"] = np.bitwise_or.reduce(stored.astype(np.uint16) >> 4 << _HIGH_SHIFTS, axis=1)
+
+
+def unpack_scales(block: NDArray[np.void]) -> NDArray[np.int8]:
+    """Return the integers of the scales of blocks of IQ4_XS, shape (..., 8)."""
     stored = (block["high"][..., None] >> _HIGH_SHIFTS & 3).astype(np.int8) << 4
     stored[..., ::2] |= (block["low"] & 15).view(np.int8)
     stored[..., 1::2] |= (block["low"] >> 4).view(np.int8)
-    scale = block["scale"].astype(np.float32)[..., None] * (stored - np.int8(32))
+    scales: NDArray[np.int8] = stored - np.int8(32)
+    return scales
+
+
+def _decode_xs(block: NDArray[np.void], out: F32) -> None:
+    scale = block["scale"].astype(np.float32)[..., None] * unpack_scales(block)
     values = out.reshape(*block.shape, 8, 32)
     np.multiply(_unpack(block["q"]), scale[..., None], out=values, dtype=np.float32)
 

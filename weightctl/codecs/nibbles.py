@@ -47,14 +47,14 @@ class NibbleCodec(NamedTuple):
         with np.errstate(all="ignore"):
             if importance is None:
                 for tile in tiles(blocks.shape, _TILE):
-                    _pack(*self.fit(x[tile], None), blocks[tile])
+                    _store(*self.fit(x[tile], None), blocks[tile])
                 return
             columns = importance.reshape(-1, 32)
             variance = (sum_of_squares(rows) / np.float32(rows.shape[1]))[:, None, None]
             for tile in tiles(blocks.shape, _TILE):
                 part = x[tile]
                 weights = columns[tile[1]] * np.sqrt(variance[tile[0]] + part * part)
-                _pack(*self.fit(part, weights), blocks[tile])
+                _store(*self.fit(part, weights), blocks[tile])
 
     def decode(self, blocks: U8, out: F32) -> None:
         """Fill `out` with the values of `blocks`."""
@@ -63,9 +63,14 @@ class NibbleCodec(NamedTuple):
                 self.restore(level, block, values)
 
 
-def _pack(level: U8, scales: dict[str, F32], block: NDArray[np.void]) -> None:
+def _store(level: U8, scales: dict[str, F32], block: NDArray[np.void]) -> None:
     for name, values in scales.items():
         block[name] = values
+    pack_levels(level, block)
+
+
+def pack_levels(level: U8, block: NDArray[np.void]) -> None:
+    """Store levels (..., 32), each from 0 on, in blocks of shape (...)."""
     block["low"] = level[..., :16] & 15 | level[..., 16:] << 4
     if "high" in (block.dtype.names or ()):
         block["high"] = np.packbits(level >> 4, axis=-1, bitorder="little")

@@ -55,7 +55,8 @@ def _round_to_greatest(values: F32) -> tuple[U8, F32]:
     return levels, greatest / np.float32(15)
 
 
-def _pack(levels: U8, block: NDArray[np.void]) -> None:
+def pack(levels: U8, block: NDArray[np.void]) -> None:
+    """Store levels (b, 256) in blocks of shape (b,)."""
     block["q"] = sub_blocks.pack_two_bits(levels)
 
 
@@ -76,7 +77,7 @@ def _unpack(block: NDArray[np.void]) -> U8:
 Q2_K = sub_blocks.build_codec(
     np.dtype([("scales", "u1", 16), ("q", "u1", (2, 32)), ("scale", "<f2"), ("min", "<f2")]),
     fit=_fit,
-    pack=_pack,
+    pack=pack,
     unpack=_unpack,
     scales=_scales,
     mins=_mins,

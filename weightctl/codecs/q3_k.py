@@ -40,7 +40,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
         found, of_scales = fit_scale(scale.reshape(16, -1), totals.reshape(16, -1), 32)
         rounded = found.astype(np.uint8)
     block["scale"] = of_scales
-    block["scales"] = _pack_scales(rounded).T
+    block["scales"] = pack_scales(rounded).T
     return sub_blocks.choose_levels_again(x, _scales(block).reshape(-1), level, -4, 3)
 
 
@@ -83,13 +83,14 @@ def _descend(x: F32) -> tuple[F32, F32]:
     return levels, scale
 
 
-def _pack(levels: U8, block: NDArray[np.void]) -> None:
+def pack(levels: U8, block: NDArray[np.void]) -> None:
+    """Store levels plus 4 (b, 256) in blocks of shape (b,)."""
     block["low"] = sub_blocks.pack_two_bits(levels)
     high = levels.reshape(-1, 8, 32) >> 2
     block["high"] = np.packbits(high, axis=1, bitorder="little")[:, 0]
 
 
-def _pack_scales(scales: U8) -> U8:
+def pack_scales(scales: U8) -> U8:
     """Return the bytes (12, b) that hold the scales (16, b), each plus 32, in 6 bits."""
     packed = np.empty((12, scales.shape[1]), np.uint8)
     packed[:8] = scales[:8] & 15 | scales[8:] << 4
@@ -98,13 +99,17 @@ def _pack_scales(scales: U8) -> U8:
     return packed
 
 
-def _scales(block: NDArray[np.void]) -> F32:
+def unpack_scales(block: NDArray[np.void]) -> NDArray[np.int8]:
+    """Return the integers of the scales of blocks (b,), shape (16, b)."""
     packed = np.ascontiguousarray(block["scales"].T)
     scales = np.concatenate([packed[:8] & 15, packed[:8] >> 4]).reshape(4, 4, -1)
     for four in range(4):
         scales[four] |= (packed[8:] >> 2 * four & 3) << 4
-    signed = scales.view(np.int8).reshape(16, -1) - np.int8(32)
-    return block["scale"].astype(np.float32) * signed
+    return scales.view(np.int8).reshape(16, -1) - np.int8(32)
+
+
+def _scales(block: NDArray[np.void]) -> F32:
+    return block["scale"].astype(np.float32) * unpack_scales(block)
 
 
 def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
@@ -119,7 +124,7 @@ def _unpack(block: NDArray[np.void]) -> NDArray[np.int8]:
 Q3_K = sub_blocks.build_codec(
     np.dtype([("high", "u1", 32), ("low", "u1", (2, 32)), ("scales", "u1", 12), ("scale", "<f2")]),
     fit=_fit,
-    pack=_pack,
+    pack=pack,
     unpack=_unpack,
     scales=_scales,
 )

@@ -37,7 +37,8 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void]) -> U8:
     return levels
 
 
-def _pack(levels: U8, block: NDArray[np.void]) -> None:
+def pack(levels: U8, block: NDArray[np.void]) -> None:
+    """Store levels plus 32 (b, 256) in blocks of shape (b,)."""
     q = levels.reshape(-1, 2, 4, 32)
     block["low"] = q[:, :, :2] & 15 | q[:, :, 2:] << 4
     high = q >> 4
@@ -72,7 +73,7 @@ Q6_K = sub_blocks.build_codec(
         ]
     ),
     fit=_fit,
-    pack=_pack,
+    pack=pack,
     unpack=_unpack,
     scales=_scales,
 )

@@ -89,7 +89,7 @@ def _fit(rows: F32, importance: F32 | None, block: NDArray[np.void], levels: _Le
         scales, block_scale = fit_unsigned_scale(scale.reshape(eight), totals, 63)
         mins, block_min = fit_unsigned_scale(low.reshape(eight), totals, 63)
     block["scale"], block["min"] = block_scale, block_min
-    block["scales"] = _pack_scales(scales, mins).T
+    block["scales"] = pack_scales(scales, mins).T
 
     # The scales were rounded after the search: choose levels for the rounded ones.
     final_scale, final_min = (values.reshape(-1) for values in _scales_and_mins(block))
@@ -114,7 +114,7 @@ def _round_to_greatest(values: F32) -> tuple[F32, U8]:
     return greatest / np.float32(63), np.minimum(levels, 63)
 
 
-def _pack_scales(scales: U8, mins: U8) -> U8:
+def pack_scales(scales: U8, mins: U8) -> U8:
     """Return the bytes (12, b) that hold 6-bit scales (8, b) and mins (8, b)."""
     packed = np.empty((3, *scales[:4].shape), np.uint8)
     packed[0] = scales[:4] | scales[4:] >> 4 << 6
@@ -123,11 +123,17 @@ def _pack_scales(scales: U8, mins: U8) -> U8:
     return packed.reshape(12, -1)
 
 
+def unpack_scales(block: NDArray[np.void]) -> tuple[U8, U8]:
+    """Return the 6-bit scales and mins of sub-blocks, shape (8, b), of blocks of shape (b,)."""
+    first, second, third = np.ascontiguousarray(block["scales"].T).reshape(3, 4, -1)
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], dtype=np.uint8)
+    mins = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], dtype=np.uint8)
+    return scales, mins
+
+
 def _scales_and_mins(block: NDArray[np.void]) -> tuple[F32, F32]:
     """Return the scale and the min of each sub-block, shape (8, b), of blocks of shape (b,)."""
-    first, second, third = np.ascontiguousarray(block["scales"].T).reshape(3, 4, -1)
-    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4])
-    mins = np.concatenate([second & 63, third >> 4 | second >> 6 << 4])
+    scales, mins = unpack_scales(block)
     return block["scale"].astype(np.float32) * scales, block["min"].astype(np.float32) * mins
 
 
@@ -151,6 +157,20 @@ def _unpack_five_bits(block: NDArray[np.void], level: F32) -> None:
     high <<= 4
     level[..., ::2, :] = block["low"] & 15 | high[..., ::2, :]
     level[..., 1::2, :] = block["low"] >> 4 | high[..., 1::2, :]
+
+
+def pack_q4_k(levels: U8, block: NDArray[np.void]) -> None:
+    """Store levels (b, 256) in blocks of Q4_K, shape (b,)."""
+    _pack_four_bits(_turn(levels), block)
+
+
+def pack_q5_k(levels: U8, block: NDArray[np.void]) -> None:
+    """Store levels (b, 256) in blocks of Q5_K, shape (b,)."""
+    _pack_five_bits(_turn(levels), block)
+
+
+def _turn(levels: U8) -> U8:
+    return np.ascontiguousarray(levels.reshape(-1, 8, 32).transpose(2, 1, 0))
 
 
 # ggml's `block_q4_K`. Byte i of row j of `low` has elements 64 * j + i (low bits) and

@@ -260,6 +260,44 @@ class CodeExaminer(NamedTuple):
         _native.find_doubtful(self.level, self.name, values, blocks, codes, out)
 
 
+class ErrorFeedback(NamedTuple):
+    """The kernels of one level for what weightctl/codecs/feedback/columns.py defines.
+
+    `parts` are the facts of a type that weightctl/codecs/feedback lists.
+    """
+
+    level: int
+
+    def factor(self, hessian: Memory, n: int) -> None:
+        from weightctl.kernels import _native
+
+        _native.factor_hessian(self.level, hessian, n)
+
+    def round_columns(
+        self,
+        factor: tuple[Memory, int, int],
+        columns: tuple[Memory, Memory, Memory],
+        scales: tuple[Memory, Memory],
+        parts: tuple[object, ...],
+    ) -> None:
+        """Round a block of columns; `factor` is the factor, its size, and the first column."""
+        from weightctl.kernels import _native
+
+        _native.round_columns(self.level, factor, columns, scales, parts)
+
+    def refine(
+        self,
+        hessian: tuple[Memory, int, int],
+        columns: tuple[Memory, Memory],
+        scales: tuple[Memory, Memory, Memory | None, Memory | None],
+        parts: tuple[object, ...],
+    ) -> None:
+        """Fit scales and codes; `hessian` is the matrix, its size, and the number of rounds."""
+        from weightctl.kernels import _native
+
+        _native.refine_codes(self.level, hessian, columns, scales, parts)
+
+
 @cache
 def levels() -> tuple[str, ...]:
     """Return the instruction sets of this processor that have kernels, the best last."""
@@ -363,6 +401,14 @@ def code_examiner(name: str, level: int | None = None) -> CodeExaminer | None:
     """Return the kernel that examines the codes of an encoding; None if there is none."""
     found = kernel(name, level)
     return CodeExaminer(found.level, name) if found is not None and found.decodes else None
+
+
+@cache
+def error_feedback(level: int | None = None) -> ErrorFeedback | None:
+    """Return the kernels of rounding with error feedback; None if there are none."""
+    if level is None:
+        level = _choose_level()
+    return None if level is None else ErrorFeedback(level)
 
 
 @cache

@@ -79,6 +79,23 @@ def find_doubtful(
     out: Memory,
     /,
 ) -> None: ...
+def factor_hessian(level: int, hessian: Memory, n: int, /) -> None: ...
+def round_columns(
+    level: int,
+    factor: tuple[Memory, int, int],
+    columns: tuple[Memory, Memory, Memory],
+    scales: tuple[Memory, Memory],
+    parts: tuple[object, ...],
+    /,
+) -> None: ...
+def refine_codes(
+    level: int,
+    hessian: tuple[Memory, int, int],
+    columns: tuple[Memory, Memory],
+    scales: tuple[Memory, Memory, Memory | None, Memory | None],
+    parts: tuple[object, ...],
+    /,
+) -> None: ...
 def multiplies_bf16() -> bool: ...
 def multiply_bf16(
     rows: Memory, columns: int, vectors: Memory, out: Memory, threads: int, /

@@ -91,6 +91,38 @@ struct code_layout {
     struct code_limits limits;
 };
 
+/* Values of ABREAST rows: what is done with one column at a time, see feedback.h. */
+#define ABREAST 32
+typedef float lanes[ABREAST];
+
+/* The most values in a block of the types that are rounded with error feedback, and the number of
+   levels of those with uneven ones. */
+#define BLOCKED 256
+#define UNEVEN 16
+
+/* How blocks are made of codes and scales, as in weightctl/codecs/feedback/parts.py. `levels` is NULL
+   if levels are the integers from `least` to `most`. */
+struct parts {
+    size_t block, shared;
+    float least, most;
+    const float *levels;
+    int has_factors;
+    float least_factor, most_factor;
+};
+
+/* The columns of a tile in the order of rounding: their values, the values after feedback, and their
+   codes. */
+struct columns {
+    const lanes *own;
+    lanes *wanted, *codes;
+};
+
+/* The factors of the scales and mins of a tile: of each block, and of each sub-block. The lows are
+   NULL if the type has no mins. */
+struct fitted {
+    lanes *block_scales, *block_lows, *scales, *lows;
+};
+
 /* The kernels compiled for one instruction set; `codecs` ends with a NULL name. `transcode` runs a
    task in one pass over memory; it returns -1 if it cannot allocate memory.
 
@@ -105,7 +137,12 @@ struct code_layout {
    `arrange_vectors` has arranged: ARRANGED at a time, each `columns` values; it needs room for
    TILE_SPACE(count) values. The sums are float32, in an order of their own. `compare_runs` sums
    what runs.h states for each run of COMPARED values. `find_doubtful` sets a byte of each block to
-   whether its codes need a closer look, see doubts.h. */
+   whether its codes need a closer look, see doubts.h.
+
+   `factor_hessian` needs room for FED_BACK rows of a matrix, and `refine_codes` for REFINED(n, shared)
+   columns of a tile; they and `round_columns` do what feedback.h states. */
+#define FED_BACK 32
+#define REFINED(n, shared) (2 * (n) + 2 * (n) / (shared))
 #define ARRANGED 16
 #define TILE_ROWS 48
 #define TILE_COLUMNS 512
@@ -137,11 +174,17 @@ struct level {
     void (*find_doubtful)(const struct codec *codec, const struct code_layout *layout,
                           const float *values, const uint8_t *blocks, size_t count,
                           uint8_t *doubtful);
+    void (*factor_hessian)(float *hessian, size_t n, float *space);
+    void (*round_columns)(const float *factor, size_t n, size_t first, const struct parts *parts,
+                          const lanes *scales, const lanes *lows, const struct columns *columns);
+    void (*refine_codes)(const float *hessian, size_t n, const struct parts *parts, size_t rounds,
+                         const lanes *own, const struct fitted *fitted, lanes *codes, lanes *space);
 };
 
 #define LEVEL(name) {name, codecs, transcode, reduce_blocks, round_blocks, pack_pairs, \
                      transpose_words, pack_row_groups, multiply_rows, arrange_vectors, \
-                     multiply_tile, compare_runs, find_doubtful}
+                     multiply_tile, compare_runs, find_doubtful, factor_hessian, round_columns, \
+                     refine_codes}
 
 #if defined(__x86_64__)
 extern const struct level weightctl_x86_64_v2;

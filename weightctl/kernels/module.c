@@ -314,6 +314,12 @@ static PyMethodDef methods[] = {
     {"find_doubtful", find_doubtful, METH_VARARGS,
      "find_doubtful(level, name, values, blocks, (mask, lowest, highest, beside, shared, scale,\n"
      "has_min, fits_scale, fits_min, limits), out)"},
+    {"factor_hessian", factor_hessian, METH_VARARGS, "factor_hessian(level, hessian, n)"},
+    {"round_columns", round_columns, METH_VARARGS,
+     "round_columns(level, (factor, n, first), (own, wanted, codes), (scales, lows), parts)"},
+    {"refine_codes", refine_codes, METH_VARARGS,
+     "refine_codes(level, (hessian, n, rounds), (own, codes),\n"
+     "(block_scales, scales, block_lows, lows), parts)"},
     {"multiplies_bf16", multiplies_bf16, METH_NOARGS, "multiplies_bf16() -> bool"},
     {"multiply_bf16", multiply_bf16, METH_VARARGS,
      "multiply_bf16(rows, columns, vectors, out, threads)"},

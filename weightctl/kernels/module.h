@@ -20,6 +20,9 @@ PyObject *pack_row_groups(PyObject *self, PyObject *args);
 PyObject *multiply_rows(PyObject *self, PyObject *args);
 PyObject *compare_runs(PyObject *self, PyObject *args);
 PyObject *find_doubtful(PyObject *self, PyObject *args);
+PyObject *factor_hessian(PyObject *self, PyObject *args);
+PyObject *round_columns(PyObject *self, PyObject *args);
+PyObject *refine_codes(PyObject *self, PyObject *args);
 PyObject *multiplies_bf16(PyObject *self, PyObject *args);
 PyObject *multiply_bf16(PyObject *self, PyObject *args);
 

@@ -38,6 +38,7 @@
 #include "transcode.h"
 #include "runs.h"
 #include "doubts.h"
+#include "feedback.h"
 
 static const struct codec codecs[] = {
     {"F32", 1, 4, 0, f32_encode, f32_decode},

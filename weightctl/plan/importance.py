@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from weightctl.codecs.feedback.parts import has_parts
 from weightctl.errors import ConversionError
 from weightctl.formats.open.index import few
 from weightctl.weights.metadata import MetadataValue
@@ -32,11 +33,16 @@ _FILE = "quantize.imatrix.file"
 _DATASET = "quantize.imatrix.dataset"
 _ENTRIES = "quantize.imatrix.entries_count"
 _CHUNKS = "quantize.imatrix.chunks_count"
-_ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS}
+# How the values of a file were rounded, if not each to the nearest code.
+_ROUNDING, _FEEDBACK = "weightctl.rounding", "error feedback"
+_ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS, _ROUNDING}
 
 
-def apply_importance(plan: Plan, importance: Importance) -> Plan:
+def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = True) -> Plan:
     """Use an importance matrix in the search for blocks, as llama.cpp's quantize does.
+
+    If the file has products of columns, matrices are rounded with error feedback, unless `feedback`
+    is False.
 
     Entries apply by name, to tensors that become a block encoding whose search uses weights. Notes
     of the plan name the tensors without an entry or with an entry of 0, and count the entries
@@ -68,8 +74,12 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
         else replace(item, importance=None)
         for item in items
     )
+    if feedback and importance.hessians:
+        items = tuple(_add_hessian(item, importance) for item in items)
     notes = _notes(plan, items, importance, idle)
     metadata = {key: value for key, value in plan.metadata.items() if key not in _ALL}
+    if any(item.hessian is not None for item in items):
+        metadata[_ROUNDING] = MetadataValue("string", _FEEDBACK)
     return replace(
         plan,
         items=items,
@@ -77,6 +87,12 @@ def apply_importance(plan: Plan, importance: Importance) -> Plan:
         consulted={**plan.consulted, path: "the importance matrix"},
         notes=(*plan.notes, *notes),
     )
+
+
+def states_feedback(metadata: Mapping[str, MetadataValue]) -> bool:
+    """Whether a checkpoint says that values were rounded with error feedback."""
+    stated = metadata.get(_ROUNDING)
+    return stated is not None and stated.content == _FEEDBACK
 
 
 def _uses_importance(item: Item) -> bool:
@@ -103,6 +119,19 @@ def _add_importance(item: Item, importance: Importance) -> Item:
     )  # fmt: skip
 
 
+def _add_hessian(item: Item, importance: Importance) -> Item:
+    hessian = importance.hessians.get(item.info.name)
+    if hessian is None or item.importance is None or not has_parts(item.info.encoding):
+        return item
+    if item.importance.shape != (1, hessian.columns):
+        raise ConversionError(
+            f"`{item.info.name}` has {item.info.row} columns, but {importance.path} has the "
+            f"products of {hessian.columns} columns for it",
+            hint="create the importance matrix again with this model",
+        )
+    return item if item.is_idle(0) else replace(item, hessian=hessian)
+
+
 def _idle_matrices(item: Item) -> int:
     """Return the number of a tensor's matrices whose importance is 0; this reads all of it."""
     if item.importance is None:
@@ -115,6 +144,11 @@ def _notes(
 ) -> Iterator[str]:
     path, entries = importance.path, importance.values
     weighted = [item for item in items if _uses_importance(item)]
+    alone = [item.info.name for item in weighted if item.hessian is None]
+    if len(alone) < len(weighted):
+        yield f"{len(weighted) - len(alone)} tensors are rounded with error feedback" + (
+            f", and {len(alone)} without, such as `{alone[0]}`" if alone else ""
+        )
     if not weighted:
         yield f"{path} changes nothing: no tensor becomes a type that can use it"
     without = [

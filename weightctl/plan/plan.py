@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
-    from weightctl.formats.imatrix.entry import ColumnWeights
+    from weightctl.formats.imatrix.entry import ColumnWeights, Hessian
     from weightctl.weights.data import Source
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import MetadataValue
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 _MOST_NAMED = 5
 # The kind of the leaf for a tensor that weightctl cannot read.
 _UNREAD = "torch.Tensor"
-# If all weights of a matrix are at most this, its blocks would contain only 0: the weighted sums
-# are 0, or are rounded to 0 in float32.
-_NEGLIGIBLE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,8 @@ class Item:
     `asked` is the requested encoding, if its blocks do not fit and another encoding was chosen.
     `importance` weights the errors of each column in rows of n values: its shape is (matrices, n),
     with a row for each matrix of the leading dimensions, or (1, n) for all matrices. Importance in
-    a file is read one matrix at a time. `part` is the number of the file that gets the tensor.
+    a file is read one matrix at a time. With a `hessian`, the values of its one matrix are rounded
+    with error feedback. `part` is the number of the file that gets the tensor.
     `line` is the line of a recipe, or the rule, that chose the encoding. `origin` describes how the
     source computes the tensor, if no file contains it. `weight` is the name of the weight if a
     `scheme` stores it in this tensor and others; `is_rounded` states that the scheme rounds it, and
@@ -57,6 +55,7 @@ class Item:
     source: TensorInfo
     asked: str | None = None
     importance: ColumnWeights | None = None
+    hessian: Hessian | None = None
     part: int = 0
     line: str = ""
     origin: Origin | None = None
@@ -107,7 +106,11 @@ class Item:
 
     def is_idle(self, matrix: int) -> bool:
         """Whether there are weights of a matrix's columns, and all are tiny."""
-        return self.importance is not None and bool((self.importance[matrix] <= _NEGLIGIBLE).all())
+        if self.importance is None:
+            return False
+        from weightctl.formats.imatrix.entry import is_idle  # few conversions have importance
+
+        return is_idle(self.importance[matrix])
 
 
 class Described(NamedTuple):

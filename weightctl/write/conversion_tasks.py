@@ -29,8 +29,10 @@ from weightctl.write.tasks import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from weightctl.codecs.feedback import Curvature
     from weightctl.codecs.loss import Loss
     from weightctl.formats.base import Layout
+    from weightctl.formats.imatrix.curvatures import Curvatures
     from weightctl.plan.plan import Item, Plan
     from weightctl.weights.info import TensorInfo
     from weightctl.write.tasks import Chunk, NumberedWriters, Portion, Task
@@ -102,6 +104,7 @@ class ConversionWork:
         self._stored: dict[str, int] = {}
         self._remote: RemoteReads | None = None
         self._lock = Lock()
+        self._curvatures: Curvatures | None = None
         self._is_remote = any(is_remote(file.path) for file in plan.source.files)
         if self._is_remote:
             from weightctl.storage.remote.prefetch import set_read_ahead
@@ -260,16 +263,26 @@ class ConversionWork:
         from weightctl.codecs import transcode
 
         item, raw = chunk.item, self._memory.room("read", chunk.stop - chunk.start)
+        curvature = None if chunk.importance is None else self._find_curvature(item)
         self._plan.source.read_into(item.source.name, chunk.start, raw)
         rows = np.frombuffer(raw, np.uint8).reshape(-1, chunk.row)
         try:
             return transcode(
                 rows, item.source.encoding, item.info.encoding, chunk.importance,
-                measure=True, zero_nonfinite=self._plan.zero_nonfinite,
+                curvature=curvature, measure=True, zero_nonfinite=self._plan.zero_nonfinite,
                 out=np.frombuffer(made, np.uint8).reshape(len(rows), -1),
             ).loss  # fmt: skip
         except NonFiniteError as error:
             raise _refusal(chunk, error) from error
+
+    def _find_curvature(self, item: Item) -> Curvature | None:
+        if item.hessian is None:
+            return None
+        from weightctl.formats.imatrix.curvatures import Curvatures  # few conversions need it
+
+        with self._lock:
+            self._curvatures = self._curvatures or Curvatures()
+        return self._curvatures.find(item.hessian, item.info.encoding)
 
     def list_documents(self, *_: object) -> dict[str, bytes]:
         """Return no documents, since the index is part of the outcome, and known before the run."""

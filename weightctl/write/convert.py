@@ -67,6 +67,7 @@ def convert(
     quant: TypeLike | Recipe | SchemeRecipe | os.PathLike[str] | None = None,
     tensor_types: Mapping[str, TypeLike | None] | Sequence[TypeRule] = (),
     imatrix: str | os.PathLike[str] | None = None,
+    feedback: bool = True,
     search: bool = False,
     nonfinite: NonFinite | str = NonFinite.ERROR,
     allow_requantize: bool = False,
@@ -129,9 +130,10 @@ def convert(
     `dtype` stores unquantized values. `quant` quantizes matrices by a recipe or to a type. Without
     either, tensors become BF16 if some have types of GGUF that the format cannot store.
     `tensor_types` maps patterns of names to types; `"keep"` or None keeps the stored type.
-    `imatrix` is the path of an importance matrix. `search` chooses the scales of a type for model
-    directories by the smallest squared error; `imatrix` implies it there. `exact` refuses a
-    conversion that rounds values, and `strict` one to a GGUF that llama.cpp runs differently from
+    `imatrix` is the path of an importance matrix. If it has products of columns, blocks of GGUF are
+    rounded with error feedback, unless `feedback` is False. `search` chooses the scales of a type
+    for model directories by the smallest squared error; `imatrix` implies it there. `exact` refuses
+    a conversion that rounds values, and `strict` one to a GGUF that llama.cpp runs differently from
     transformers, or not at all. `metadata` sets metadata keys, and `unset` removes keys that
     match patterns. `header_room` leaves room in the header, so that `edit` can change it later.
     Sizes are numbers of bytes, or text such as "5GB". If the output is in a
@@ -242,7 +244,7 @@ def convert(
     if isinstance(chosen, Recipe) and opened.header.missing:
         plan = replace(plan, notes=(*plan.notes, _RECIPE_OF_PARTS))
     if importance is not None and scheme is None:
-        plan = _apply_importance(plan, importance)
+        plan = _apply_importance(plan, importance, feedback=feedback)
     if exact:
         plan.refuse_rounding()
     plan = change_metadata(replace(plan, zero_nonfinite=is_zero), settings)
@@ -306,10 +308,10 @@ def _read_importance(imatrix: str | os.PathLike[str] | None) -> Importance | Non
     return read_importance(os.fspath(imatrix))
 
 
-def _apply_importance(plan: Plan, importance: Importance) -> Plan:
+def _apply_importance(plan: Plan, importance: Importance, *, feedback: bool) -> Plan:
     from weightctl.plan.importance import apply_importance
 
-    return apply_importance(plan, importance)
+    return apply_importance(plan, importance, feedback=feedback)
 
 
 def _store_in_scheme(

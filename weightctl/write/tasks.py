@@ -33,6 +33,8 @@ _MIN_COPY = 1 << 16
 # interpreter's overhead of 0.4 ms per task is small.
 _LEAST_TASK, _USUAL_TASK, _LARGEST_TASK = 1 << 20, 4 << 20, 64 << 20
 _FEWEST_TASKS, _TASKS = 256, 1024
+# The nanoseconds of error feedback for a value, for each column of its matrix.
+_FEEDBACK_NS = 0.13
 # The bytes that a worker is assumed to read and write per second, if no rate is given.
 BANDWIDTH = 1e9
 
@@ -200,6 +202,8 @@ def estimate_encoding(portion: Portion) -> float:
     if item.is_copy:
         return 0.0
     nanoseconds = item.info.encoding.encode_ns[item.importance is not None]
+    if item.hessian is not None:
+        nanoseconds += _FEEDBACK_NS * item.hessian.columns
     return (portion.stop - portion.start) * nanoseconds * 1e-9
 
 

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32
+    from weightctl.codecs.feedback import Curvature
+    from weightctl.dtype import Encoding
 
     Bools = NDArray[np.bool_]
 
 _DAMAGED = "the file is damaged, or the model computed invalid numbers; create it again"
+# If all weights of a matrix are at most this, its blocks would contain only 0: the weighted sums
+# are 0, or are rounded to 0 in float32.
+_NEGLIGIBLE = 1e-30
 # The rows of products that are read at a time.
 _ROWS = 64
 
@@ -34,6 +39,11 @@ class ColumnWeights(Protocol):
     def __getitem__(self, matrix: int, /) -> F32:
         """Return the weights of a matrix, shape (n,); values in a file are read now."""
         ...
+
+
+def is_idle(weights: F32) -> bool:
+    """Whether the text never reached a matrix with these weights: all of them are tiny."""
+    return bool((weights <= _NEGLIGIBLE).all())
 
 
 class ColumnValues(Protocol):
@@ -125,18 +135,42 @@ class Hessian:
         try:
             made = np.empty((self.columns, self.columns), np.float32)
         except MemoryError as error:
-            raise FormatError(
-                self.path,
-                self.offset,
-                f"there is not enough memory for the products of {self.columns} columns of "
-                f"`{self.name}`",
-                hint="use a machine with more memory",
-            ) from error
+            raise self._refuse_size() from error
         # All values are read once, and only a part of them is in memory twice.
         for start in range(0, self.columns, _ROWS):
             self._read_rows(made, start, min(start + _ROWS, self.columns))
         made /= np.float32(self.count)
         return made
+
+    def prepare_curvature(self, encoding: Encoding) -> Curvature:
+        """Read the products, and prepare them for rounding to an encoding with error feedback.
+
+        Raises `FormatError` for values that cannot be products of inputs.
+        """
+        from weightctl.codecs.feedback import prepare_curvature
+
+        products = self.read()
+        try:
+            return prepare_curvature(products, encoding)
+        except MemoryError as error:
+            raise self._refuse_size() from error
+        except ValueError as error:
+            raise FormatError(
+                self.path,
+                self.offset,
+                f"the products of `{self.name}` are not products of inputs: their matrix is not "
+                "positive semidefinite",
+                hint=_DAMAGED,
+            ) from error
+
+    def _refuse_size(self) -> FormatError:
+        return FormatError(
+            self.path,
+            self.offset,
+            f"there is not enough memory for the products of {self.columns} columns of "
+            f"`{self.name}`",
+            hint="use a machine with more memory",
+        )
 
     def _read_rows(self, made: F32, start: int, stop: int) -> None:
         """Read rows of the triangle into `made`, and mirror them."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8
+    from weightctl.codecs.feedback import Curvature
     from weightctl.dtype import Encoding
     from weightctl.formats.imatrix.entry import ColumnWeights
     from weightctl.verify.compare.pairing import Pair
@@ -48,12 +49,14 @@ class Route(NamedTuple):
     """How a tensor was probably made from the source's values.
 
     `through` is the type that they were converted to before, if any. `reproduces` says whether the
-    encoder gives most of its blocks, and `is_weighted` whether it needs the importance for them.
+    encoder gives most of its blocks, and `is_weighted` and `feeds_back` whether it needs the
+    importance, and error feedback, for them.
     """
 
     through: Encoding | None
     reproduces: bool
     is_weighted: bool = False
+    feeds_back: bool = False
 
 
 @dataclass(slots=True)
@@ -88,13 +91,17 @@ class Claim(NamedTuple):
     """A tensor, the source's tensor, and the rows of both to compare, in ranges.
 
     `importance` has the weights of the columns of each matrix, if they are known; `matrix` is the
-    number of the first matrix of the tensor among them. `neighbors` are those of `find_neighbors`.
+    number of the first matrix of the tensor among them. `find_curvature` returns the curvature for
+    rounding with error feedback, if that is known. `is_fed_back` says that the checkpoint states
+    such rounding, but the curvature is not known. `neighbors` are those of `find_neighbors`.
     """
 
     pair: Pair
     ranges: Sequence[range]
     importance: ColumnWeights | None = None
     matrix: int = 0
+    find_curvature: Callable[[Encoding], Curvature] | None = None
+    is_fed_back: bool = False
     neighbors: Neighbors | None = None
 
     @property
@@ -164,8 +171,9 @@ def prove_claims(
     def pieces() -> Iterator[tuple[Claim, Route, range]]:
         for claim in claims:
             routes.append(_find_route(claim, memory))
+            known = claim if routes[-1].feeds_back else claim._replace(find_curvature=None)
             for rows in _cut_rows(claim):
-                yield claim, routes[-1], rows
+                yield known, routes[-1], rows
 
     def judge(piece: tuple[Claim, Route, range], ended: Event) -> Counts:
         return Counts() if ended.is_set() else judge_rows(*piece, memory)
@@ -246,11 +254,20 @@ def _find_route(claim: Claim, memory: Memory) -> Route:
     """Return how the probed rows were made: the first route that explains most of their blocks."""
     if claim.neighbors is not None:
         return Route(None, reproduces=False)
+    alone, found = _try_routes(claim._replace(find_curvature=None), memory)
+    if claim.find_curvature is None:
+        return alone
+    fed_back, more = _try_routes(claim, memory)
+    return fed_back._replace(is_weighted=True, feeds_back=True) if more > found else alone
+
+
+def _try_routes(claim: Claim, memory: Memory) -> tuple[Route, int]:
+    """Return the best route of a claim, and the number of its blocks that the encoder gives."""
     rows = [row for each in claim.ranges for row in each]
     probed = {rows[len(rows) * place // _PROBED] for place in range(_PROBED if rows else 0)}
     routes = [None, *_list_between(claim)]
     right, same, unweighted = ([0] * len(routes) for _ in range(3))
-    plain = claim._replace(importance=None)
+    plain = claim._replace(importance=None, find_curvature=None)
     blocks = 0
     for row in sorted(probed):
         one = range(row, row + 1)
@@ -267,7 +284,7 @@ def _find_route(claim: Claim, memory: Memory) -> Route:
                 unweighted[place] += int(np.count_nonzero(same_without))
     best = max(range(len(routes)), key=lambda place: (right[place], same[place]))
     is_weighted = claim.importance is not None and unweighted[best] < same[best]
-    return Route(routes[best], 2 * same[best] >= blocks, is_weighted)
+    return Route(routes[best], 2 * same[best] >= blocks, is_weighted), same[best]
 
 
 def judge_rows(claim: Claim, route: Route, rows: range, memory: Memory) -> Counts:
@@ -371,8 +388,11 @@ class _RowBlocks:
             importance = claim.importance[claim.matrix + self._rows.start // claim.height]
         if not can_encode(encoding) or (encoding.needs_importance and importance is None):
             return None
+        curvature = None if claim.find_curvature is None else claim.find_curvature(encoding)
         try:
-            return transcode(values.raw, values.encoding, encoding, importance).raw
+            return transcode(
+                values.raw, values.encoding, encoding, importance, curvature=curvature
+            ).raw
         except NonFiniteError:
             return None
 

@@ -61,14 +61,16 @@ class ProofFigures(Figures, Tabular):
 
     `recipe` is the name of the recipe, or of the only type, that gives the types of all tensors;
     it is empty if there is none. `uses_importance` says whether an importance matrix was used, None
-    if that is unknown. `additions` are the metadata keys that do not follow from the source.
-    `most_wrong` is the largest share of rows of a matrix that can be wrong, if only a sample was
-    read, with the probability `confidence`; it is 0 if all rows were read. `seed` chose the sample.
+    if that is unknown. `feeds_back` says that tensors were reproduced with error feedback.
+    `additions` are the metadata keys that do not follow from the source. `most_wrong` is the
+    largest share of rows of a matrix that can be wrong, if only a sample was read, with the
+    probability `confidence`; it is 0 if all rows were read. `seed` chose the sample.
     """
 
     tensors: tuple[TensorProof, ...]
     recipe: str = ""
     uses_importance: bool | None = None
+    feeds_back: bool = False
     through: str = ""
     additions: tuple[str, ...] = ()
     most_wrong: float = 0.0
@@ -106,6 +108,8 @@ class ProofFigures(Figures, Tabular):
         made = [f"as {self.recipe}"] if self.recipe else []
         if self.uses_importance is not None:
             made.append(f"{'with' if self.uses_importance else 'without'} an importance matrix")
+        if self.feeds_back:
+            made.append("with error feedback")
         if self.through:
             made.append(f"by way of {self.through}")
         if made:

@@ -9,9 +9,11 @@ from functools import cache, partial
 from math import ceil, prod
 from typing import TYPE_CHECKING
 
+from weightctl.codecs.feedback.parts import has_parts
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
-from weightctl.plan.importance import LOOKED_UP
+from weightctl.formats.imatrix.entry import is_idle
+from weightctl.plan.importance import LOOKED_UP, states_feedback
 from weightctl.text.wording import percent, pluralize
 from weightctl.verify.checks.values import (
     explain_skip,
@@ -52,7 +54,8 @@ from weightctl.weights.tree import header_of, source_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from weightctl.formats.imatrix.entry import ColumnValues
+    from weightctl.formats.imatrix import Importance
+    from weightctl.formats.imatrix.curvatures import Curvatures
     from weightctl.plan.plan import Plan
     from weightctl.verify.compare.pairing import Pair, Pairing
     from weightctl.verify.proof.making import Part
@@ -140,7 +143,8 @@ def check(request: Request) -> Result:
     header = header_of(request.subject.stored)
     is_weighted = any(proved.route.is_weighted for _, proved in found)
     making = find_making(header, tensors, find_plan, is_weighted=is_weighted)
-    figures = replace(figures, **making._asdict())
+    feeds_back = any(proved.route.feeds_back for _, proved in found)
+    figures = replace(figures, **making._asdict(), feeds_back=feeds_back)
     alone += [
         Problem(where=key, text="it does not follow from the source, and programs execute it")
         for key in figures.additions
@@ -186,35 +190,51 @@ def _find_stored(subject: Subject | None, name: str) -> ReadableTensor | None:
 
 
 def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random) -> Iterator[Claim]:
-    importance: Mapping[str, ColumnValues] = {}
+    importance = curvatures = None
     if request.imatrix is not None:
         from weightctl.formats.imatrix import read_importance
+        from weightctl.formats.imatrix.curvatures import Curvatures
 
-        importance = read_importance(request.imatrix).values
+        importance, curvatures = read_importance(request.imatrix), Curvatures()
+    is_fed_back = states_feedback(header_of(request.subject.stored).metadata)
     for pair in pairs:
         info = pair.tensor.info
         neighbors = find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
         claim = Claim(pair, [range(prod(info.shape[:-1]))], neighbors=neighbors)
         if request.sample:
             claim = claim._replace(ranges=_draw_rows(claim, request.sample, chance))
-        values = importance.get(pair.name)
-        if values is not None:
-            claim = _use_importance(claim, values, request.imatrix or "")
+        if importance is not None and curvatures is not None:
+            claim = _use_importance(claim, importance, curvatures)
+        if is_fed_back and claim.find_curvature is None and has_parts(info.encoding):
+            claim = claim._replace(is_fed_back=True)
         yield claim
 
 
-def _use_importance(claim: Claim, values: ColumnValues, path: str) -> Claim:
+def _use_importance(claim: Claim, importance: Importance, curvatures: Curvatures) -> Claim:
     """Return a claim with the importance of its columns; refuse that of another model."""
+    name, path = claim.pair.name, importance.path
+    values, hessian = importance.values.get(name), importance.hessians.get(name)
+    if values is None:
+        return claim
     first, width = claim.pair.expert or 0, claim.width
     count, rest = divmod(values.size, width)
     if rest or count < first + prod(claim.pair.tensor.info.shape[:-2]):
-        if claim.pair.name in LOOKED_UP:
+        if name in LOOKED_UP:
             return claim  # as in a conversion
         raise ConversionError(
-            f"{path} has {values.size} values for `{claim.pair.name}`, whose rows have {width}",
+            f"{path} has {values.size} values for `{name}`, whose rows have {width}",
             hint="use the importance matrix that was made with this model, or no --imatrix",
         )
-    return claim._replace(importance=values.reshape(count, width), matrix=first)
+    weights = values.reshape(count, width)
+    claim = claim._replace(importance=weights, matrix=first)
+    if (
+        hessian is not None
+        and hessian.columns == width
+        and has_parts(claim.pair.tensor.info.encoding)
+        and not is_idle(weights[first])
+    ):
+        claim = claim._replace(find_curvature=partial(curvatures.find, hessian))
+    return claim
 
 
 def _draw_rows(claim: Claim, most_wrong: float, chance: random.Random) -> list[range]:
@@ -280,10 +300,11 @@ def _decide(claim: Claim, proved: Proved, *, are_few: bool) -> tuple[Verdict, st
         reason = "blocks differ from those that the encoder gives, and all others are equal"
         return Verdict.OTHER, reason, of.format(pluralize(left, "block"))
     is_judged = encoding.dtype is not None or can_judge(encoding)
-    if claim.neighbors is None and is_judged and counts.wrong:
+    has_nearest = claim.neighbors is None and not (claim.is_fed_back and counts.wrong)
+    if has_nearest and is_judged and counts.wrong:
         reason = "it has values that no quantization of the source has"
         return Verdict.OTHER, reason, of.format(pluralize(counts.wrong, "block"))
-    if claim.neighbors is None and (find_layout(encoding) or encoding.dtype is not None):
+    if has_nearest and (find_layout(encoding) or encoding.dtype is not None):
         if not counts.unusual:
             return Verdict.PROVED, "", ""
         reason = (
@@ -314,7 +335,13 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
         return Verdict.OTHER, "it is further from the source than its type explains", details
     if claim.neighbors is not None and not counts.wrong:
         return Verdict.PROVED, "", ""
-    return Verdict.BOUNDED, "codes of this type need not be the nearest ones", details
+    reason = (
+        "values were rounded with error feedback; to reproduce them, give the importance matrix "
+        "that has the products of columns (--imatrix)"
+        if claim.is_fed_back
+        else "codes of this type need not be the nearest ones"
+    )
+    return Verdict.BOUNDED, reason, details
 
 
 def _measure(claim: Claim) -> Measured:

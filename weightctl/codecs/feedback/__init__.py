@@ -1,0 +1,221 @@
+"""Rounding with error feedback: the error of a column is passed on to those that are not rounded.
+
+The inputs of a matrix are correlated, so other columns can undo most of a column's rounding error.
+As in GPTQ (Frantar et al., 2022), columns are rounded one after another, and their errors are
+passed on by a factor of the Hessian of the loss, the mean of `x x^T` over the inputs. Scales are
+those that ggml's search finds, weighted by the diagonal. Afterwards scales are fitted to the codes,
+and codes to the scales, by the same loss. The blocks have the layout of their type.
+
+Sums have a fixed order, so that the bytes are the same on all processors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from weightctl.codecs.feedback.columns import (
+    ABREAST,
+    ROUNDS,
+    Columns,
+    FactoredScales,
+    factor_hessian,
+    refine_codes,
+    round_columns,
+)
+from weightctl.codecs.feedback.parts import has_parts, parts_of
+from weightctl.kernels import error_feedback
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weightctl.codecs.base import F32, U8, Codec
+    from weightctl.codecs.feedback.parts import Parts
+    from weightctl.dtype import Encoding
+
+__all__ = ["Curvature", "FeedbackCodec", "has_parts", "prepare_curvature"]
+
+# What is added to the diagonal, in means of the diagonal. With less of it, codes fit the texts and
+# not the model; with more of it, less of the errors is passed on.
+_DAMPING = np.float32(0.1)
+
+
+class Curvature(NamedTuple):
+    """How errors in the columns of a matrix matter together.
+
+    `hessian` is damped, shape (n, n). `order` is that in which columns are rounded: blocks stay in
+    order, and those columns of a block that matter most come first. `factor` is the unit lower
+    factor `L` of the Hessian in this order, `L^T D L`.
+    """
+
+    hessian: F32
+    factor: F32
+    order: NDArray[np.intp]
+
+
+def prepare_curvature(hessian: F32, encoding: Encoding) -> Curvature:
+    """Return the curvature for the mean of `x x^T` over the inputs `x` of a matrix, shape (n, n).
+
+    `hessian` is overwritten. Raises `ValueError` if it cannot be such a mean: it is 0, or not
+    positive semidefinite.
+    """
+    block = parts_of(encoding).block
+    squares = np.diag(hessian).copy()
+    places = np.arange(len(squares))
+    hessian[places, places] += _DAMPING * np.mean(squares)
+    within = np.argsort(-squares.reshape(-1, block), axis=1, kind="stable")
+    order = (within + places[::block, None]).reshape(-1)
+    factor = np.ascontiguousarray(hessian[np.ix_(order, order)])
+    kernel = error_feedback()
+    with np.errstate(all="ignore"):
+        if kernel is None:
+            factor_hessian(factor)
+        else:
+            kernel.factor(factor, len(factor))
+    pivots = np.diag(factor)
+    if not (np.isfinite(pivots).all() and pivots.min() > 0):
+        raise ValueError("the damped products are not positive definite")
+    return Curvature(hessian, factor, order)
+
+
+class FeedbackCodec:
+    """The codec of an encoding that rounds the values of one matrix with error feedback.
+
+    `codec` is the one that rounds each value alone; it finds the scales.
+    """
+
+    def __init__(self, encoding: Encoding, codec: Codec, curvature: Curvature) -> None:
+        self._size, self._parts = encoding.size, parts_of(encoding)
+        self._codec, self._curvature = codec, curvature
+
+    def encode(self, rows: F32, importance: F32 | None, out: U8) -> None:
+        """Fill `out`, shape (r, n // block * size), with the blocks of `rows`, shape (r, n).
+
+        `importance`, shape (n,), weights the search for scales.
+        """
+        step, dtype = self._parts.block, self._parts.block_dtype
+        blocks = out.view(dtype)
+        with np.errstate(all="ignore"):
+            tile = _ChosenRows(rows, self._parts, self._curvature)
+            for first in range(0, rows.shape[1], step):
+                part = np.empty((len(rows), self._size), np.uint8)
+                columns = None if importance is None else importance[first : first + step]
+                self._codec.encode(tile.read_corrected(first), columns, part)
+                block = part.view(dtype)[:, 0]
+                blocks[:, first // step] = block
+                tile.round_block(first, *self._parts.scales.read(block))
+            tile.refine()
+            for first in range(0, rows.shape[1], step):
+                block = blocks[:, first // step].copy()
+                self._parts.scales.write(block, *tile.read_scales(first))
+                self._parts.pack(tile.read_indices(first), block)
+                blocks[:, first // step] = block
+
+    def decode(self, blocks: U8, out: F32) -> None:
+        """Fill `out` with the values of `blocks`."""
+        self._codec.decode(blocks, out)
+
+
+class _ChosenRows:
+    """Rows whose codes are chosen."""
+
+    def __init__(self, rows: F32, parts: Parts, curvature: Curvature) -> None:
+        self._parts, self._curvature, self._count = parts, curvature, len(rows)
+        self._own = _to_lanes(rows)
+        ordered = np.ascontiguousarray(self._own[:, curvature.order])
+        self._columns = Columns(ordered, ordered.copy(), np.empty_like(ordered))
+        self._codes = ordered  # in the order of the matrix, after `refine` began
+        tiles, n = ordered.shape[:2]
+        kinds = 2 if parts.scales.has_mins else 1
+        self._scales = FactoredScales(
+            np.empty((kinds, tiles, n // parts.block, ABREAST), np.float32),
+            np.empty((kinds, tiles, n // parts.shared, ABREAST), np.float32),
+        )
+
+    def read_corrected(self, first: int) -> F32:
+        """Return the values of a block of columns, after the feedback so far, (r, block)."""
+        step = self._parts.block
+        made = np.empty((self._count, step), np.float32)
+        made[:, self._place(first)] = _to_rows(
+            self._columns.wanted[:, first : first + step], self._count
+        )
+        return made
+
+    def _place(self, first: int) -> NDArray[np.intp]:
+        return self._curvature.order[first : first + self._parts.block] - first
+
+    def round_block(self, first: int, of_blocks: F32, of_groups: F32) -> None:
+        """Choose the codes of a block of columns at given scales, and pass on their errors."""
+        parts, groups = self._parts, self._groups(first)
+        for kind in range(len(of_blocks)):
+            block = _to_lanes(of_blocks[kind][:, None])[:, 0]
+            self._scales.of_blocks[kind, :, first // parts.block] = block
+            self._scales.of_groups[kind, :, groups] = _to_lanes(of_groups[kind].T)
+        made = self._scales.multiply(first, first + parts.block, parts)[:, :, self._place(first)]
+        kernel = error_feedback()
+        if kernel is None:
+            round_columns(self._curvature.factor, first, self._columns, made, parts)
+        else:
+            n = len(self._curvature.factor)
+            scales = np.ascontiguousarray(made[0]), np.ascontiguousarray(made[1])
+            kernel.round_columns(
+                (self._curvature.factor, n, first), self._columns, scales, _list_facts(parts)
+            )
+
+    def _groups(self, first: int) -> slice:
+        shared = self._parts.shared
+        return slice(first // shared, (first + self._parts.block) // shared)
+
+    def refine(self) -> None:
+        """Fit the scales to the codes, and the codes to the scales."""
+        self._codes = codes = np.empty_like(self._own)
+        codes[:, self._curvature.order] = self._columns.codes
+        kernel, hessian = error_feedback(), self._curvature.hessian
+        if kernel is None:
+            refine_codes(hessian, self._own, codes, self._scales, self._parts)
+        else:
+            blocks, groups = self._scales
+            has_mins = self._parts.scales.has_mins
+            kernel.refine(
+                (hessian, len(hessian), ROUNDS), (self._own, codes),
+                (blocks[0], groups[0], blocks[1] if has_mins else None,
+                 groups[1] if has_mins else None),
+                _list_facts(self._parts),
+            )  # fmt: skip
+
+    def read_scales(self, first: int) -> tuple[F32, F32]:
+        """Return the scales of a block as `Parts.read` does."""
+        block, count = first // self._parts.block, self._count
+        blocks = [_to_rows(each[:, block, None], count)[:, 0] for each in self._scales.of_blocks]
+        groups = [
+            _to_rows(each[:, self._groups(first)], count).T for each in self._scales.of_groups
+        ]
+        return np.stack(blocks), np.stack(groups)
+
+    def read_indices(self, first: int) -> U8:
+        """Return the indices of the codes of a block, (r, block)."""
+        codes = self._codes[:, first : first + self._parts.block]
+        return self._parts.find_indices(_to_rows(codes, self._count))
+
+
+def _to_lanes(rows: F32) -> F32:
+    """Return rows (r, n) as tiles (t, n, ABREAST); the last one is filled with zeros."""
+    count, n = rows.shape
+    padded = np.zeros((-(-count // ABREAST) * ABREAST, n), np.float32)
+    padded[:count] = rows
+    return np.ascontiguousarray(padded.reshape(-1, ABREAST, n).transpose(0, 2, 1))
+
+
+def _to_rows(tiles: F32, count: int) -> F32:
+    """Return `count` rows (r, n) of tiles (t, n, ABREAST)."""
+    return np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1, tiles.shape[1])[:count]
+
+
+def _list_facts(parts: Parts) -> tuple[object, ...]:
+    """Return what kernels know of a type."""
+    least, most = parts.scales.factors or (0, 0)
+    return (
+        parts.block, parts.shared, parts.least, parts.most, parts.levels,
+        parts.scales.factors is not None, least, most,
+    )  # fmt: skip

@@ -1,0 +1,180 @@
+"""The definition of the kernels for error feedback: the same operations in the same order.
+
+Arrays of columns have shape (t, n, ABREAST): tiles of ABREAST rows, one a lane. Codes are levels,
+as float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from weightctl.codecs.base import F32
+    from weightctl.codecs.feedback.parts import Parts
+
+# The rows of a tile.
+ABREAST = 32
+# How often scales, and then codes, are fitted.
+ROUNDS = 1
+# Columns whose changes are applied to the others at a time.
+_FED_BACK = 32
+
+
+class Columns(NamedTuple):
+    """Columns in the order of rounding: their values, these after feedback, and their codes."""
+
+    own: F32
+    wanted: F32
+    codes: F32
+
+
+class FactoredScales(NamedTuple):
+    """What scales and mins are products of, shapes (k, t, blocks or sub-blocks, ABREAST)."""
+
+    of_blocks: F32
+    of_groups: F32
+
+    def multiply(self, first: int, stop: int, parts: Parts) -> F32:
+        """Return the scales and mins of the columns from `first` to `stop`, (2, t, c, ABREAST)."""
+        columns = np.arange(first, stop)
+        made = (
+            self.of_groups[:, :, columns // parts.shared]
+            * self.of_blocks[:, :, columns // parts.block]
+        )
+        return made if parts.scales.has_mins else np.concatenate([made, np.zeros_like(made)])
+
+
+def factor_hessian(matrix: F32) -> None:
+    """Replace the lower triangle of a symmetric matrix by the `L` of `L^T D L`, and its diagonal.
+
+    The diagonal has the pivots.
+    """
+    for j in range(len(matrix) - 1, -1, -1):
+        row = matrix[j, :j] / matrix[j, j]
+        matrix[:j, :j] -= matrix[j, :j, None] * row
+        matrix[j, :j] = row
+
+
+def _choose_codes(values: F32, scales: F32, lows: F32, parts: Parts, otherwise: F32) -> F32:
+    """Return the codes of the nearest levels; `otherwise` where the scale is 0."""
+    quotients = (values + lows) / scales
+    if parts.levels is None:
+        rounded = np.rint(quotients)
+        # The least code for NaN, too.
+        codes = np.minimum(np.where(rounded >= parts.least, rounded, parts.least), parts.most)
+    else:
+        midpoints = (parts.levels[1:] + parts.levels[:-1]) / 2
+        codes = np.full_like(quotients, parts.levels[-1])
+        for midpoint, level in zip(midpoints[::-1], parts.levels[-2::-1], strict=True):
+            codes[quotients < midpoint] = level
+    return np.where(scales == 0, otherwise, codes).astype(np.float32)
+
+
+def round_columns(factor: F32, first: int, columns: Columns, scales: F32, parts: Parts) -> None:
+    """Choose the codes of the block from column `first` on, and pass on their errors."""
+    own, wanted, codes = columns
+    # A code for scales of 0, of which any would do.
+    otherwise = np.full_like(own[:, 0], 0 if parts.levels is None else 1)
+    for j in range(first, first + parts.block):
+        scale, low = scales[:, :, j - first]
+        codes[:, j] = _choose_codes(wanted[:, j], scale, low, parts, otherwise)
+        error = own[:, j] - (codes[:, j] * scale - low)
+        wanted[:, j + 1 :] += factor[j + 1 :, j, None] * error[:, None]
+
+
+def refine_codes(hessian: F32, own: F32, codes: F32, scales: FactoredScales, parts: Parts) -> None:
+    """Fit the scales to the codes, and the codes to the scales, in turn."""
+    of_columns, lows = scales.multiply(0, own.shape[1], parts)
+    # The product of the Hessian with what is left of the values.
+    rest = np.zeros_like(own)
+    _pass_on(hessian, slice(None), codes * of_columns - lows - own, rest)
+    for _ in range(ROUNDS):
+        _refit_scales(hessian, codes, rest, scales, parts)
+        _descend_codes(hessian, codes, rest, scales, parts)
+
+
+def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
+    """Subtract the products of some columns of the Hessian with changes, one column at a time."""
+    for column, change in zip(hessian[:, part].T, changes.transpose(1, 0, 2), strict=True):
+        rest -= column[:, None] * change[:, None]
+
+
+def _refit_scales(
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, parts: Parts
+) -> None:
+    of_blocks, of_groups = scales
+    factors, halves = parts.scales.factors, (-np.inf, np.inf)
+    limits = (halves, halves) if factors is None else (factors, factors)
+    for first in range(0, codes.shape[1], parts.block):
+        block = of_blocks[:, :, first // parts.block]
+        if factors is not None:
+            groups = slice(first // parts.shared, (first + parts.block) // parts.shared)
+            slopes = np.repeat(of_groups[:, :, groups], parts.shared, 2)
+            whole = slice(first, first + parts.block)
+            slopes[0] *= codes[:, whole]
+            _fit_factors(
+                (hessian, whole), slopes, block, (halves, (0, np.inf)), rest, are_halves=True
+            )
+        for start in range(first, first + parts.block, parts.shared):
+            part = slice(start, start + parts.shared)
+            slopes = np.repeat(block[:, :, None], parts.shared, 2)
+            slopes[0] *= codes[:, part]
+            of_group = of_groups[:, :, start // parts.shared]
+            _fit_factors(
+                (hessian, part), slopes, of_group, limits, rest, are_halves=factors is None
+            )
+
+
+def _fit_factors(
+    columns: tuple[F32, slice],
+    slopes: F32,
+    factors: F32,
+    limits: tuple[tuple[float, float], tuple[float, float]],
+    rest: F32,
+    *,
+    are_halves: bool,
+) -> None:
+    """Fit a factor of the scale of some columns of a Hessian, and then one of their min.
+
+    `slopes` are the derivatives of the values; that of a min has the sign that it is stored with.
+    """
+    hessian, part = columns
+    left, changes = rest[:, part].copy(), np.zeros_like(rest[:, part])
+    own = hessian[part, part]
+    for kind, slope in enumerate((slopes[0], *(-each for each in slopes[1:]))):
+        product = np.zeros_like(slope)
+        _pass_on(own, slice(None), -slope, product)
+        gain, cost = (np.add.accumulate(slope * each, axis=1)[:, -1] for each in (left, product))
+        before = factors[kind].copy()
+        made = before + np.where(cost > 0, gain / cost, np.float32(0)).astype(np.float32)
+        made = made.astype(np.float16).astype(np.float32) if are_halves else np.rint(made)
+        made = np.clip(made, *limits[kind])
+        factors[kind] = np.where(np.isfinite(made), made, before)
+        change = slope * (factors[kind] - before)[:, None]
+        _pass_on(own, slice(None), change, left)
+        changes = changes + change if kind else change
+    _pass_on(hessian, part, changes, rest)
+
+
+def _descend_codes(
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, parts: Parts
+) -> None:
+    """Choose the best code of each column, one after another."""
+    n = codes.shape[1]
+    of_columns, lows = scales.multiply(0, n, parts)
+    for start in range(0, n, _FED_BACK):
+        part = slice(start, start + _FED_BACK)
+        left, own = rest[:, part].copy(), hessian[part, part]
+        changes = np.empty_like(left)
+        for place in range(_FED_BACK):
+            column = start + place
+            scale, low = of_columns[:, column], lows[:, column]
+            before = codes[:, column] * scale - low
+            wanted = before + left[:, place] / own[place, place]
+            code = _choose_codes(wanted, scale, low, parts, codes[:, column])
+            changes[:, place] = code * scale - low - before
+            codes[:, column] = code
+            _pass_on(own, slice(place, place + 1), changes[:, place, None], left)
+        _pass_on(hessian, part, changes, rest)
