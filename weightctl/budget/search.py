@@ -16,11 +16,13 @@ from weightctl.budget.limits import IN_PLACE, KEEP, QuantizationBudget
 from weightctl.budget.space import SearchedTensor
 from weightctl.budget.type_search import TypeSearch
 from weightctl.codecs import transcode
+from weightctl.codecs.feedback.parts import has_parts, parts_of
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import joined_name, layer, split_layer_number
 from weightctl.families.recognition import recognize
+from weightctl.formats.imatrix.curvatures import Curvatures
 from weightctl.plan.cast import fit_encoding
 from weightctl.plan.metadata import Setting
 from weightctl.plan.recipe_lines import OTHERWISE, Recipe
@@ -61,6 +63,7 @@ def view_plan(plan: Plan, types: Mapping[str, Encoding] | None = None) -> Recogn
     when they are read. Raises `ArchitectureError` if the family is not supported.
     """
     tensors: dict[str, ReadableTensor] = {}
+    curvatures = Curvatures()
     for item in plan.items:
         name = item.info.name
         stored = StoredTensor(plan.source, item.source.name)
@@ -71,20 +74,32 @@ def view_plan(plan: Plan, types: Mapping[str, Encoding] | None = None) -> Recogn
             tensors[name] = stored
             continue
         wanted = replace(item, info=item.info._replace(encoding=encoding))
-        step = EncodedItem(wanted, zero_nonfinite=plan.zero_nonfinite)
+        step = EncodedItem(wanted, curvatures, zero_nonfinite=plan.zero_nonfinite)
         tensors[name] = DerivedTensor(name, step, [stored])
     return recognize(Checkpoint(Derived(plan.source, tensors, plan.metadata, plan.tied)))
 
 
 def encode_rows(
-    item: Item, raw: NDArray[np.uint8], matrix: int, *, zero_nonfinite: bool = False
+    item: Item,
+    raw: NDArray[np.uint8],
+    matrix: int,
+    curvatures: Curvatures | None = None,
+    *,
+    zero_nonfinite: bool = False,
 ) -> NDArray[np.uint8]:
-    """Return rows of one matrix of an item's source, uint8 [rows, bytes], in its new encoding."""
+    """Return rows of one matrix of an item's source, uint8 [rows, bytes], in its new encoding.
+
+    With `curvatures`, values are rounded with error feedback where the writer does that.
+    """
     wanted = item.info.encoding
     importance = item.importance_of(matrix) if wanted.takes_importance else None
+    curvature = None
+    if curvatures is not None and item.hessian is not None and has_parts(wanted):
+        curvature = curvatures.find(item.hessian, parts_of(wanted).grid.block)
     return transcode(
-        raw, item.source.encoding, wanted, importance, zero_nonfinite=zero_nonfinite
-    ).raw
+        raw, item.source.encoding, wanted, importance,
+        curvature=curvature, zero_nonfinite=zero_nonfinite,
+    ).raw  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,7 @@ class EncodedItem:
     """
 
     item: Item
+    curvatures: Curvatures
     zero_nonfinite: bool = False
     _kept: list[NDArray[np.uint8]] = field(default_factory=list["NDArray[np.uint8]"])
 
@@ -134,7 +150,9 @@ class EncodedItem:
             end = min(last, first + at_once, (matrix + 1) * rows_of_matrix)
             raw = np.empty((end - first, size), np.uint8)
             source.read_into(first * size, raw.reshape(-1).data)
-            made = encode_rows(self.item, raw, matrix, zero_nonfinite=self.zero_nonfinite)
+            made = encode_rows(
+                self.item, raw, matrix, self.curvatures, zero_nonfinite=self.zero_nonfinite
+            )
             yield first * width, made.reshape(-1)
             first = end
 
@@ -360,8 +378,8 @@ def measure_errors(plan: Plan, item: Item, types: Sequence[Encoding]) -> dict[st
     """Return the mean squared error of each type in an item's tensor, by the type's name.
 
     Errors are weighted with the importance of their columns if the item has importance. The rows
-    are evenly spaced, so that the result does not depend on chance. The error of the type in which
-    the source stores the tensor is 0.
+    are evenly spaced, so that the result does not depend on chance. Each value is rounded alone.
+    The error of the type in which the source stores the tensor is 0.
     """
     rows = _choose_rows(item)
     in_matrix = prod(item.info.shape[-2:-1])

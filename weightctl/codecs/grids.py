@@ -25,7 +25,7 @@ _LISTED = 512
 _COMPARED = 1 << 17
 
 
-class CodeGrid(NamedTuple):
+class LevelGrid(NamedTuple):
     """A grid, with levels of shape (count, coordinates).
 
     `index_of` has the index of the grid point for each code, -1 if it is not one. The list of near
@@ -41,7 +41,7 @@ class CodeGrid(NamedTuple):
 
 
 def find_nearest(
-    grid: CodeGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
+    grid: LevelGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
 ) -> NDArray[np.int32]:
     """Return the index of the grid point for each code, shape (n,).
 
@@ -61,7 +61,7 @@ def find_nearest(
 
 
 def _search(
-    grid: CodeGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
+    grid: LevelGrid, code: NDArray[np.int32], x: F32, weights: F32, values: F32
 ) -> NDArray[np.uint16]:
     difference: F32 = values - x[:, None]
     terms = weights[:, None] * difference * difference  # (coordinates, levels, n)
@@ -80,7 +80,7 @@ def _search(
 
 
 @cache
-def load_grid(name: str) -> CodeGrid:
+def load_grid(name: str) -> LevelGrid:
     """Return the grid of a type."""
     levels = load_levels(name)
     count, coordinates = levels.shape
@@ -96,7 +96,7 @@ def load_grid(name: str) -> CodeGrid:
     codes = pack_codes(others, bits)
     first, length = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
     first[codes], length[codes] = np.cumsum(lengths) - lengths, lengths
-    return CodeGrid(
+    return LevelGrid(
         levels, bits, index, first, length, np.concatenate([near for _, near in listed])
     )
 

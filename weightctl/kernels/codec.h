@@ -101,12 +101,12 @@ typedef float lanes[ABREAST];
 #define UNEVEN 16
 
 /* How blocks are made of codes and scales, as in weightctl/codecs/feedback/parts.py. `levels` is NULL
-   if levels are the integers from `least` to `most`. */
+   if levels are the integers from `least` to `most`. Scales are not fitted if they are fixed. */
 struct parts {
     size_t block, shared;
     float least, most;
     const float *levels;
-    int has_factors;
+    int is_fixed, has_factors;
     float least_factor, most_factor;
 };
 

@@ -21,14 +21,14 @@ static int get_optional(PyObject *object, Py_buffer *buffer, int flags)
     return object == Py_None ? 0 : PyObject_GetBuffer(object, buffer, flags);
 }
 
-/* What is known of a type: (block, shared, least, most, levels, has_factors, least_factor,
-   most_factor). */
+/* What is known of a type: (block, shared, least, most, levels, is_fixed, has_factors,
+   least_factor, most_factor). */
 static int get_parts(PyObject *facts, struct parts *parts, Py_buffer *levels)
 {
     Py_ssize_t block, shared;
     PyObject *levels_object;
-    if (!PyArg_ParseTuple(facts, "nnffOpff", &block, &shared, &parts->least, &parts->most,
-                          &levels_object, &parts->has_factors, &parts->least_factor,
+    if (!PyArg_ParseTuple(facts, "nnffOppff", &block, &shared, &parts->least, &parts->most,
+                          &levels_object, &parts->is_fixed, &parts->has_factors, &parts->least_factor,
                           &parts->most_factor) ||
         get_optional(levels_object, levels, PyBUF_SIMPLE) < 0)
         return -1;

@@ -244,6 +244,8 @@ static void refine_codes(const float *h, size_t n, const struct parts *parts, si
     size_t groups = n / parts->shared, per_block = parts->block / parts->shared;
     lanes *rest = space, *scales = rest + n, *lows = scales + groups, *left = lows + groups;
     for (size_t round = 0; round <= 2 * rounds; round++) {
+        if (round % 2 && parts->is_fixed)
+            continue;
         if (round % 2) {
             refit_scales(h, n, parts, fitted, codes, rest);
             continue;

@@ -76,7 +76,7 @@ def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = Tru
     )
     if feedback and importance.hessians:
         items = tuple(_add_hessian(item, importance) for item in items)
-    notes = _notes(plan, items, importance, idle)
+    notes = _notes(plan, items, importance, idle, feedback=feedback)
     metadata = {key: value for key, value in plan.metadata.items() if key not in _ALL}
     if any(item.hessian is not None for item in items):
         metadata[_ROUNDING] = MetadataValue("string", _FEEDBACK)
@@ -87,6 +87,12 @@ def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = Tru
         consulted={**plan.consulted, path: "the importance matrix"},
         notes=(*plan.notes, *notes),
     )
+
+
+def describe_feedback(count: int, alone: Sequence[str]) -> str:
+    """Return a note for `count` tensors, of which `alone` are those without error feedback."""
+    note = f"{count - len(alone)} of {count} tensors are rounded with error feedback"
+    return note + (f", but not {few(alone)}" if alone else "")
 
 
 def states_feedback(metadata: Mapping[str, MetadataValue]) -> bool:
@@ -140,15 +146,18 @@ def _idle_matrices(item: Item) -> int:
 
 
 def _notes(
-    plan: Plan, items: Sequence[Item], importance: Importance, idle: Mapping[str, int]
+    plan: Plan,
+    items: Sequence[Item],
+    importance: Importance,
+    idle: Mapping[str, int],
+    *,
+    feedback: bool,
 ) -> Iterator[str]:
     path, entries = importance.path, importance.values
     weighted = [item for item in items if _uses_importance(item)]
-    alone = [item.info.name for item in weighted if item.hessian is None]
-    if len(alone) < len(weighted):
-        yield f"{len(weighted) - len(alone)} tensors are rounded with error feedback" + (
-            f", and {len(alone)} without, such as `{alone[0]}`" if alone else ""
-        )
+    if feedback and importance.hessians:
+        alone = [item.info.name for item in weighted if item.hessian is None]
+        yield describe_feedback(len(weighted), alone)
     if not weighted:
         yield f"{path} changes nothing: no tensor becomes a type that can use it"
     without = [

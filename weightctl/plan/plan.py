@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.formats.base import Layout
-    from weightctl.formats.imatrix.entry import ColumnWeights, Hessian
+    from weightctl.formats.imatrix.entry import ColumnWeights, Products
     from weightctl.weights.data import Source
     from weightctl.weights.info import Header, Leaf, Origin, TensorInfo
     from weightctl.weights.metadata import MetadataValue
@@ -55,7 +55,7 @@ class Item:
     source: TensorInfo
     asked: str | None = None
     importance: ColumnWeights | None = None
-    hessian: Hessian | None = None
+    hessian: Products | None = None
     part: int = 0
     line: str = ""
     origin: Origin | None = None

@@ -10,9 +10,11 @@ as it is.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from weightctl.errors import ConversionError
+from weightctl.formats.imatrix.entry import Hessian
 from weightctl.weights.derived import DerivedTensor, StoredTensor
 from weightctl.weights.metadata import MetadataValue
 
@@ -222,12 +224,14 @@ class _Finder:
 
     def list_searches(self, layer: _Layer) -> Iterator[tuple[str, ScaleSearch]]:
         """Yield the searches for the weights of a layer whose columns are scaled."""
-        from weightctl.schemes.arrays.activation import ScaledImportance
-        from weightctl.schemes.arrays.search import ScaleSearch
+        from weightctl.schemes.arrays.activation import ScaledImportance, ScaledProducts
 
         for role, scale in layer.columns.items():
             name = layer.parts[role].item.info.name
             search = self._searches[name]
             if search.importance is not None:
                 scaled = ScaledImportance(search.importance, scale)
-                yield name, ScaleSearch(search.columns, scaled, search.matrix)
+                products = search.products
+                if isinstance(products, Hessian):
+                    products = ScaledProducts(products, scale)
+                yield name, replace(search, importance=scaled, products=products)

@@ -14,6 +14,7 @@ from weightctl.families.mlx import describe_unread
 from weightctl.formats.huggingface import CONFIG, config, json_document
 from weightctl.formats.open.index import few
 from weightctl.plan.cast import is_layer_matrix
+from weightctl.plan.importance import describe_feedback
 from weightctl.plan.plan import Item
 from weightctl.plan.scheme_decisions import (
     HALF,
@@ -53,14 +54,20 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 class SchemeSearch(NamedTuple):
-    """A search for the scales of all weights; `importance` weights the errors of columns."""
+    """A search for the scales of all weights; `importance` weights the errors of columns.
+
+    If it has products of columns, and `feedback` is set, codes are chosen with error feedback.
+    """
 
     importance: Importance | None = None
+    feedback: bool = True
 
     @classmethod
-    def choose(cls, importance: Importance | None, *, search: bool) -> SchemeSearch | None:
+    def choose(
+        cls, importance: Importance | None, *, search: bool, feedback: bool
+    ) -> SchemeSearch | None:
         """Return the search that a user asks for: an importance matrix implies one."""
-        return cls(importance) if search or importance is not None else None
+        return cls(importance, feedback) if search or importance is not None else None
 
 
 def find_searches(
@@ -79,6 +86,8 @@ def find_searches(
     made = {item.info.name: ScaleSearch(item.info.row) for item in rounded}
     if search.importance is not None:
         made |= _find_importance(plan, rounded, search.importance)
+    if search.importance is not None and not search.feedback:
+        made = {name: replace(each, products=None) for name, each in made.items()}
     return made, list(_describe(search, made))
 
 
@@ -88,11 +97,14 @@ def _find_importance(
     """Return searches for the weights that have an entry, by the names of the weights."""
     described = plan.describe() if plan.describe is not None else None
     names = dict[str, str]() if described is None else described.names
+    from weightctl.formats.imatrix.curvatures import Curvatures
+
     found: dict[str, ScaleSearch] = {}
+    curvatures = Curvatures()
     for item in items:
         entry = _find_entry(item, importance, names)
         if entry is not None:
-            found[item.info.name] = entry
+            found[item.info.name] = replace(entry, curvatures=curvatures)
     if items and not found:
         raise ConversionError(
             f"{importance.path} has no entry for any weight: its first entry is "
@@ -123,7 +135,10 @@ def _find_entry(item: Item, importance: Importance, names: Mapping[str, str]) ->
                 hint="the importance matrix belongs to another model; use one that was made with "
                 "this model",
             )
-        return ScaleSearch(columns, values.reshape(count, columns), matrix)
+        products = importance.hessians.get(name or "")
+        if products is not None and (count > 1 or products.columns != columns):
+            products = None
+        return ScaleSearch(columns, values.reshape(count, columns), matrix, products)
     return None
 
 
@@ -164,6 +179,7 @@ def store_in_scheme(
     exact: bool = False,
     importance: Importance | None = None,
     search: bool = False,
+    feedback: bool = True,
 ) -> Plan:
     """Store the matrices of layers in a scheme, and state it in config.json.
 
@@ -176,7 +192,8 @@ def store_in_scheme(
     Blocks of GGUF whose values the scheme can hold are repacked, and not rounded. With `exact`,
     tensors that keep their type become F32 where another type would round them, and rounded weights
     are left to the caller. With `search` or `importance`, the scales of rounded weights have the
-    smallest error.
+    smallest error. If `importance` has products of columns, integers and floats of 4 bits are
+    chosen with error feedback, unless `feedback` is False.
 
     Raises `ConversionError` if no weight can be stored in the scheme, if there is no config.json
     that could state it, if a rule is for a type with blocks, and, without `requantize`, for values
@@ -202,11 +219,12 @@ def store_in_scheme(
     decisions = find_exact(plan, decisions)
     _refuse(plan, recipe, rules, decisions, fallback=fallback, requantize=requantize or exact)
     searches, search_notes = find_searches(
-        plan, decisions, SchemeSearch.choose(importance, search=search)
+        plan, decisions, SchemeSearch.choose(importance, search=search, feedback=feedback)
     )
     encodings = {
         each.item.info.name: _encode(each, base) for each in decisions if each.is_quantized
     }
+    searches, feedback_notes = _choose_feedback(searches, encodings)
     scaled = scale_activations(plan, recipe, decisions, encodings, searches)
     weights = _encode_weights(
         plan, decisions, encodings, searches, scaled=scaled, zero_nonfinite=zero_nonfinite
@@ -230,10 +248,27 @@ def store_in_scheme(
             *plan.notes,
             *describe_decisions(recipe, decisions),
             *search_notes,
+            *feedback_notes,
             *scaled.notes,
             *notes,
         ),
     )
+
+
+def _choose_feedback(
+    searches: Mapping[str, ScaleSearch], encodings: Mapping[str, WeightEncoding]
+) -> tuple[dict[str, ScaleSearch], list[str]]:
+    """Return the searches, with products where codes are chosen with them, and notes on them."""
+    from weightctl.schemes.arrays.feedback import find_grid
+
+    made: dict[str, ScaleSearch] = {}
+    for name, each in searches.items():
+        grid = find_grid(encodings[name].rounding, each.columns)
+        made[name] = each if grid is not None else replace(each, products=None)
+    if not any(each.products is not None for each in searches.values()):
+        return made, []
+    alone = [name for name, each in made.items() if each.products is None]
+    return made, [describe_feedback(len(made), alone)]
 
 
 def _list_groups(recipe: SchemeRecipe) -> list[SchemeRecipe]:
@@ -426,7 +461,10 @@ def _make_items(
             )  # fmt: skip
             search = None if each.is_repacked else searches.get(name)
             importance = None if search is None else search.importance
-            items.append(replace(made, is_rounded=not is_exact, searched_with=importance))
+            products = None if search is None else search.products
+            items.append(
+                replace(made, is_rounded=not is_exact, searched_with=importance, hessian=products)
+            )
     header = plan.source.header
     return Derived(plan.source, tensors, header.metadata, header.aliases), tuple(items)
 

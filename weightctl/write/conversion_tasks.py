@@ -278,11 +278,12 @@ class ConversionWork:
     def _find_curvature(self, item: Item) -> Curvature | None:
         if item.hessian is None:
             return None
-        from weightctl.formats.imatrix.curvatures import Curvatures  # few conversions need it
+        from weightctl.codecs.feedback.parts import parts_of  # few conversions need it
+        from weightctl.formats.imatrix.curvatures import Curvatures
 
         with self._lock:
             self._curvatures = self._curvatures or Curvatures()
-        return self._curvatures.find(item.hessian, item.info.encoding)
+        return self._curvatures.find(item.hessian, parts_of(item.info.encoding).grid.block)
 
     def list_documents(self, *_: object) -> dict[str, bytes]:
         """Return no documents, since the index is part of the outcome, and known before the run."""

@@ -225,6 +225,7 @@ def convert(
             exact=exact,
             importance=importance,
             search=search,
+            feedback=feedback,
         )
     else:
         plan = add_tensor_scales(

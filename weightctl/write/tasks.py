@@ -203,7 +203,7 @@ def estimate_encoding(portion: Portion) -> float:
         return 0.0
     nanoseconds = item.info.encoding.encode_ns[item.importance is not None]
     if item.hessian is not None:
-        nanoseconds += _FEEDBACK_NS * item.hessian.columns
+        nanoseconds += _FEEDBACK_NS * item.info.row
     return (portion.stop - portion.start) * nanoseconds * 1e-9
 
 

@@ -24,17 +24,15 @@ from weightctl.codecs.feedback.columns import (
     refine_codes,
     round_columns,
 )
-from weightctl.codecs.feedback.parts import has_parts, parts_of
+from weightctl.codecs.feedback.parts import parts_of
 from weightctl.kernels import error_feedback
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8, Codec
-    from weightctl.codecs.feedback.parts import Parts
+    from weightctl.codecs.feedback.parts import LevelGrid
     from weightctl.dtype import Encoding
-
-__all__ = ["Curvature", "FeedbackCodec", "has_parts", "prepare_curvature"]
 
 # What is added to the diagonal, in means of the diagonal. With less of it, codes fit the texts and
 # not the model; with more of it, less of the errors is passed on.
@@ -54,13 +52,12 @@ class Curvature(NamedTuple):
     order: NDArray[np.intp]
 
 
-def prepare_curvature(hessian: F32, encoding: Encoding) -> Curvature:
+def prepare_curvature(hessian: F32, block: int) -> Curvature:
     """Return the curvature for the mean of `x x^T` over the inputs `x` of a matrix, shape (n, n).
 
-    `hessian` is overwritten. Raises `ValueError` if it cannot be such a mean: it is 0, or not
-    positive semidefinite.
+    Blocks have `block` columns. `hessian` is overwritten. Raises `ValueError` if it cannot be such
+    a mean: it is 0, or not positive semidefinite.
     """
-    block = parts_of(encoding).block
     squares = np.diag(hessian).copy()
     places = np.arange(len(squares))
     hessian[places, places] += _DAMPING * np.mean(squares)
@@ -94,22 +91,22 @@ class FeedbackCodec:
 
         `importance`, shape (n,), weights the search for scales.
         """
-        step, dtype = self._parts.block, self._parts.block_dtype
-        blocks = out.view(dtype)
+        dtype, grid, scales, pack = self._parts
+        blocks, step = out.view(dtype), grid.block
         with np.errstate(all="ignore"):
-            tile = _ChosenRows(rows, self._parts, self._curvature)
+            chosen = _ChosenRows(rows, grid, self._curvature)
             for first in range(0, rows.shape[1], step):
                 part = np.empty((len(rows), self._size), np.uint8)
                 columns = None if importance is None else importance[first : first + step]
-                self._codec.encode(tile.read_corrected(first), columns, part)
+                self._codec.encode(chosen.read_corrected(first), columns, part)
                 block = part.view(dtype)[:, 0]
                 blocks[:, first // step] = block
-                tile.round_block(first, *self._parts.scales.read(block))
-            tile.refine()
+                chosen.round_block(first, *scales.read(block))
+            chosen.refine()
             for first in range(0, rows.shape[1], step):
                 block = blocks[:, first // step].copy()
-                self._parts.scales.write(block, *tile.read_scales(first))
-                self._parts.pack(tile.read_indices(first), block)
+                scales.write(block, *chosen.read_scales(first))
+                pack(grid.find_indices(chosen.read_codes(first)), block)
                 blocks[:, first // step] = block
 
     def decode(self, blocks: U8, out: F32) -> None:
@@ -117,25 +114,43 @@ class FeedbackCodec:
         self._codec.decode(blocks, out)
 
 
+def choose_codes(rows: F32, scales: F32, lows: F32, grid: LevelGrid, curvature: Curvature) -> U8:
+    """Return the places of the codes of `rows`, shape (r, n), at fixed scales and mins.
+
+    `scales` and `lows` are those of the sub-blocks, shape (r, n // shared).
+    """
+    made = np.empty(rows.shape, np.uint8)
+    with np.errstate(all="ignore"):
+        chosen = _ChosenRows(rows, grid, curvature)
+        ones = np.ones((2, len(rows)), np.float32)
+        for first in range(0, rows.shape[1], grid.block):
+            groups = slice(first // grid.shared, (first + grid.block) // grid.shared)
+            chosen.round_block(first, ones, np.stack([scales[:, groups].T, lows[:, groups].T]))
+        chosen.refine()
+        for first in range(0, rows.shape[1], grid.block):
+            made[:, first : first + grid.block] = grid.find_indices(chosen.read_codes(first))
+    return made
+
+
 class _ChosenRows:
     """Rows whose codes are chosen."""
 
-    def __init__(self, rows: F32, parts: Parts, curvature: Curvature) -> None:
-        self._parts, self._curvature, self._count = parts, curvature, len(rows)
+    def __init__(self, rows: F32, grid: LevelGrid, curvature: Curvature) -> None:
+        self._grid, self._curvature, self._count = grid, curvature, len(rows)
         self._own = _to_lanes(rows)
         ordered = np.ascontiguousarray(self._own[:, curvature.order])
         self._columns = Columns(ordered, ordered.copy(), np.empty_like(ordered))
         self._codes = ordered  # in the order of the matrix, after `refine` began
         tiles, n = ordered.shape[:2]
-        kinds = 2 if parts.scales.has_mins else 1
+        kinds = 2 if grid.has_mins else 1
         self._scales = FactoredScales(
-            np.empty((kinds, tiles, n // parts.block, ABREAST), np.float32),
-            np.empty((kinds, tiles, n // parts.shared, ABREAST), np.float32),
+            np.empty((kinds, tiles, n // grid.block, ABREAST), np.float32),
+            np.empty((kinds, tiles, n // grid.shared, ABREAST), np.float32),
         )
 
     def read_corrected(self, first: int) -> F32:
         """Return the values of a block of columns, after the feedback so far, (r, block)."""
-        step = self._parts.block
+        step = self._grid.block
         made = np.empty((self._count, step), np.float32)
         made[:, self._place(first)] = _to_rows(
             self._columns.wanted[:, first : first + step], self._count
@@ -143,60 +158,59 @@ class _ChosenRows:
         return made
 
     def _place(self, first: int) -> NDArray[np.intp]:
-        return self._curvature.order[first : first + self._parts.block] - first
+        return self._curvature.order[first : first + self._grid.block] - first
 
     def round_block(self, first: int, of_blocks: F32, of_groups: F32) -> None:
         """Choose the codes of a block of columns at given scales, and pass on their errors."""
-        parts, groups = self._parts, self._groups(first)
-        for kind in range(len(of_blocks)):
+        grid, groups = self._grid, self._groups(first)
+        for kind in range(len(self._scales.of_blocks)):
             block = _to_lanes(of_blocks[kind][:, None])[:, 0]
-            self._scales.of_blocks[kind, :, first // parts.block] = block
+            self._scales.of_blocks[kind, :, first // grid.block] = block
             self._scales.of_groups[kind, :, groups] = _to_lanes(of_groups[kind].T)
-        made = self._scales.multiply(first, first + parts.block, parts)[:, :, self._place(first)]
+        made = self._scales.multiply(first, first + grid.block, grid)[:, :, self._place(first)]
         kernel = error_feedback()
         if kernel is None:
-            round_columns(self._curvature.factor, first, self._columns, made, parts)
+            round_columns(self._curvature.factor, first, self._columns, made, grid)
         else:
             n = len(self._curvature.factor)
             scales = np.ascontiguousarray(made[0]), np.ascontiguousarray(made[1])
             kernel.round_columns(
-                (self._curvature.factor, n, first), self._columns, scales, _list_facts(parts)
+                (self._curvature.factor, n, first), self._columns, scales, _list_facts(grid)
             )
 
     def _groups(self, first: int) -> slice:
-        shared = self._parts.shared
-        return slice(first // shared, (first + self._parts.block) // shared)
+        shared = self._grid.shared
+        return slice(first // shared, (first + self._grid.block) // shared)
 
     def refine(self) -> None:
-        """Fit the scales to the codes, and the codes to the scales."""
+        """Fit the scales to the codes, unless they are fixed, and the codes to the scales."""
         self._codes = codes = np.empty_like(self._own)
         codes[:, self._curvature.order] = self._columns.codes
         kernel, hessian = error_feedback(), self._curvature.hessian
         if kernel is None:
-            refine_codes(hessian, self._own, codes, self._scales, self._parts)
+            refine_codes(hessian, self._own, codes, self._scales, self._grid)
         else:
             blocks, groups = self._scales
-            has_mins = self._parts.scales.has_mins
+            has_mins = self._grid.has_mins
             kernel.refine(
                 (hessian, len(hessian), ROUNDS), (self._own, codes),
                 (blocks[0], groups[0], blocks[1] if has_mins else None,
                  groups[1] if has_mins else None),
-                _list_facts(self._parts),
+                _list_facts(self._grid),
             )  # fmt: skip
 
     def read_scales(self, first: int) -> tuple[F32, F32]:
-        """Return the scales of a block as `Parts.read` does."""
-        block, count = first // self._parts.block, self._count
+        """Return the scales of a block as `ScaleFields.read` does."""
+        block, count = first // self._grid.block, self._count
         blocks = [_to_rows(each[:, block, None], count)[:, 0] for each in self._scales.of_blocks]
         groups = [
             _to_rows(each[:, self._groups(first)], count).T for each in self._scales.of_groups
         ]
         return np.stack(blocks), np.stack(groups)
 
-    def read_indices(self, first: int) -> U8:
-        """Return the indices of the codes of a block, (r, block)."""
-        codes = self._codes[:, first : first + self._parts.block]
-        return self._parts.find_indices(_to_rows(codes, self._count))
+    def read_codes(self, first: int) -> F32:
+        """Return the codes of a block, (r, block)."""
+        return _to_rows(self._codes[:, first : first + self._grid.block], self._count)
 
 
 def _to_lanes(rows: F32) -> F32:
@@ -212,10 +226,10 @@ def _to_rows(tiles: F32, count: int) -> F32:
     return np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1, tiles.shape[1])[:count]
 
 
-def _list_facts(parts: Parts) -> tuple[object, ...]:
+def _list_facts(grid: LevelGrid) -> tuple[object, ...]:
     """Return what kernels know of a type."""
-    least, most = parts.scales.factors or (0, 0)
+    least, most = grid.factors or (0, 0)
     return (
-        parts.block, parts.shared, parts.least, parts.most, parts.levels,
-        parts.scales.factors is not None, least, most,
+        grid.block, grid.shared, grid.least, grid.most, grid.levels,
+        grid.is_fixed, grid.factors is not None, least, most,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
-    from weightctl.codecs.feedback.parts import Parts
+    from weightctl.codecs.feedback.parts import LevelGrid
 
 # The rows of a tile.
 ABREAST = 32
@@ -36,14 +36,14 @@ class FactoredScales(NamedTuple):
     of_blocks: F32
     of_groups: F32
 
-    def multiply(self, first: int, stop: int, parts: Parts) -> F32:
+    def multiply(self, first: int, stop: int, grid: LevelGrid) -> F32:
         """Return the scales and mins of the columns from `first` to `stop`, (2, t, c, ABREAST)."""
         columns = np.arange(first, stop)
         made = (
-            self.of_groups[:, :, columns // parts.shared]
-            * self.of_blocks[:, :, columns // parts.block]
+            self.of_groups[:, :, columns // grid.shared]
+            * self.of_blocks[:, :, columns // grid.block]
         )
-        return made if parts.scales.has_mins else np.concatenate([made, np.zeros_like(made)])
+        return made if grid.has_mins else np.concatenate([made, np.zeros_like(made)])
 
 
 def factor_hessian(matrix: F32) -> None:
@@ -57,42 +57,45 @@ def factor_hessian(matrix: F32) -> None:
         matrix[j, :j] = row
 
 
-def _choose_codes(values: F32, scales: F32, lows: F32, parts: Parts, otherwise: F32) -> F32:
+def _choose_codes(values: F32, scales: F32, lows: F32, grid: LevelGrid, otherwise: F32) -> F32:
     """Return the codes of the nearest levels; `otherwise` where the scale is 0."""
     quotients = (values + lows) / scales
-    if parts.levels is None:
+    if grid.levels is None:
         rounded = np.rint(quotients)
         # The least code for NaN, too.
-        codes = np.minimum(np.where(rounded >= parts.least, rounded, parts.least), parts.most)
+        codes = np.minimum(np.where(rounded >= grid.least, rounded, grid.least), grid.most)
     else:
-        midpoints = (parts.levels[1:] + parts.levels[:-1]) / 2
-        codes = np.full_like(quotients, parts.levels[-1])
-        for midpoint, level in zip(midpoints[::-1], parts.levels[-2::-1], strict=True):
+        midpoints = (grid.levels[1:] + grid.levels[:-1]) / 2
+        codes = np.full_like(quotients, grid.levels[-1])
+        for midpoint, level in zip(midpoints[::-1], grid.levels[-2::-1], strict=True):
             codes[quotients < midpoint] = level
     return np.where(scales == 0, otherwise, codes).astype(np.float32)
 
 
-def round_columns(factor: F32, first: int, columns: Columns, scales: F32, parts: Parts) -> None:
+def round_columns(factor: F32, first: int, columns: Columns, scales: F32, grid: LevelGrid) -> None:
     """Choose the codes of the block from column `first` on, and pass on their errors."""
     own, wanted, codes = columns
     # A code for scales of 0, of which any would do.
-    otherwise = np.full_like(own[:, 0], 0 if parts.levels is None else 1)
-    for j in range(first, first + parts.block):
+    otherwise = np.full_like(own[:, 0], 0 if grid.levels is None else 1)
+    for j in range(first, first + grid.block):
         scale, low = scales[:, :, j - first]
-        codes[:, j] = _choose_codes(wanted[:, j], scale, low, parts, otherwise)
+        codes[:, j] = _choose_codes(wanted[:, j], scale, low, grid, otherwise)
         error = own[:, j] - (codes[:, j] * scale - low)
         wanted[:, j + 1 :] += factor[j + 1 :, j, None] * error[:, None]
 
 
-def refine_codes(hessian: F32, own: F32, codes: F32, scales: FactoredScales, parts: Parts) -> None:
+def refine_codes(
+    hessian: F32, own: F32, codes: F32, scales: FactoredScales, grid: LevelGrid
+) -> None:
     """Fit the scales to the codes, and the codes to the scales, in turn."""
-    of_columns, lows = scales.multiply(0, own.shape[1], parts)
+    of_columns, lows = scales.multiply(0, own.shape[1], grid)
     # The product of the Hessian with what is left of the values.
     rest = np.zeros_like(own)
     _pass_on(hessian, slice(None), codes * of_columns - lows - own, rest)
     for _ in range(ROUNDS):
-        _refit_scales(hessian, codes, rest, scales, parts)
-        _descend_codes(hessian, codes, rest, scales, parts)
+        if not grid.is_fixed:
+            _refit_scales(hessian, codes, rest, scales, grid)
+        _descend_codes(hessian, codes, rest, scales, grid)
 
 
 def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
@@ -102,26 +105,26 @@ def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
 
 
 def _refit_scales(
-    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, parts: Parts
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: LevelGrid
 ) -> None:
     of_blocks, of_groups = scales
-    factors, halves = parts.scales.factors, (-np.inf, np.inf)
+    factors, halves = grid.factors, (-np.inf, np.inf)
     limits = (halves, halves) if factors is None else (factors, factors)
-    for first in range(0, codes.shape[1], parts.block):
-        block = of_blocks[:, :, first // parts.block]
+    for first in range(0, codes.shape[1], grid.block):
+        block = of_blocks[:, :, first // grid.block]
         if factors is not None:
-            groups = slice(first // parts.shared, (first + parts.block) // parts.shared)
-            slopes = np.repeat(of_groups[:, :, groups], parts.shared, 2)
-            whole = slice(first, first + parts.block)
+            groups = slice(first // grid.shared, (first + grid.block) // grid.shared)
+            slopes = np.repeat(of_groups[:, :, groups], grid.shared, 2)
+            whole = slice(first, first + grid.block)
             slopes[0] *= codes[:, whole]
             _fit_factors(
                 (hessian, whole), slopes, block, (halves, (0, np.inf)), rest, are_halves=True
             )
-        for start in range(first, first + parts.block, parts.shared):
-            part = slice(start, start + parts.shared)
-            slopes = np.repeat(block[:, :, None], parts.shared, 2)
+        for start in range(first, first + grid.block, grid.shared):
+            part = slice(start, start + grid.shared)
+            slopes = np.repeat(block[:, :, None], grid.shared, 2)
             slopes[0] *= codes[:, part]
-            of_group = of_groups[:, :, start // parts.shared]
+            of_group = of_groups[:, :, start // grid.shared]
             _fit_factors(
                 (hessian, part), slopes, of_group, limits, rest, are_halves=factors is None
             )
@@ -159,11 +162,11 @@ def _fit_factors(
 
 
 def _descend_codes(
-    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, parts: Parts
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: LevelGrid
 ) -> None:
     """Choose the best code of each column, one after another."""
     n = codes.shape[1]
-    of_columns, lows = scales.multiply(0, n, parts)
+    of_columns, lows = scales.multiply(0, n, grid)
     for start in range(0, n, _FED_BACK):
         part = slice(start, start + _FED_BACK)
         left, own = rest[:, part].copy(), hessian[part, part]
@@ -173,7 +176,7 @@ def _descend_codes(
             scale, low = of_columns[:, column], lows[:, column]
             before = codes[:, column] * scale - low
             wanted = before + left[:, place] / own[place, place]
-            code = _choose_codes(wanted, scale, low, parts, codes[:, column])
+            code = _choose_codes(wanted, scale, low, grid, codes[:, column])
             changes[:, place] = code * scale - low - before
             codes[:, column] = code
             _pass_on(own, slice(place, place + 1), changes[:, place, None], left)

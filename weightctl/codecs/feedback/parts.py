@@ -27,23 +27,44 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from weightctl.codecs.base import F32, U8, BlockCodec
-    from weightctl.codecs.nibbles import NibbleCodec
+    from weightctl.codecs.base import F32, U8
     from weightctl.dtype import Encoding
 
     Blocks = NDArray[np.void]
 
 
-class ScaleFields(NamedTuple):
-    """How the scales of blocks are stored, and the mins if the type `has_mins`.
+class LevelGrid(NamedTuple):
+    """The values that codes stand for, in blocks of `block` values, of which `shared` have a scale.
 
-    `factors` is the range of the integers of the sub-blocks; None if there are no sub-blocks.
+    Codes are integers from `least` to `most`, or those of `levels`, 16 in ascending order. A value
+    is the code times the scale of its sub-block, minus a min if the type `has_mins`. `factors` is
+    the range of the integers of the sub-blocks; None if there are no sub-blocks. If the scale
+    `is_fixed`, it is not fitted to the codes.
+    """
+
+    block: int
+    shared: int
+    least: int
+    most: int
+    has_mins: bool
+    factors: tuple[int, int] | None = None
+    levels: F32 | None = None
+    is_fixed: bool = False
+
+    def find_indices(self, codes: F32) -> U8:
+        """Return the places of codes among those of the grid."""
+        if self.levels is not None:
+            return np.searchsorted(self.levels, codes).astype(np.uint8)
+        return (codes - np.float32(self.least)).astype(np.uint8)
+
+
+class ScaleFields(NamedTuple):
+    """How the scales of blocks are stored, and the mins.
+
     `read` returns the float16 numbers and the integers of blocks (b,), shapes (k, b) and (k, s, b):
     k is 2 with mins and otherwise 1, and s the number of sub-blocks. `write` stores them.
     """
 
-    has_mins: bool
-    factors: tuple[int, int] | None
     read: Callable[[Blocks], tuple[F32, F32]]
     write: Callable[[Blocks, F32, F32], None]
 
@@ -51,25 +72,13 @@ class ScaleFields(NamedTuple):
 class Parts(NamedTuple):
     """How the blocks of a type are made of codes and scales.
 
-    A block has `block` values, and `shared` of them have one scale. Codes are integers from `least`
-    to `most`, or those of `levels`, in ascending order, if the type has uneven ones. `pack` stores
-    the indices of codes, shape (b, block), in blocks (b,).
+    `pack` stores the indices of codes, shape (b, block), in blocks (b,).
     """
 
     block_dtype: np.dtype[np.void]
-    block: int
-    shared: int
-    least: int
-    most: int
+    grid: LevelGrid
     scales: ScaleFields
     pack: Callable[[U8, Blocks], None]
-    levels: F32 | None = None
-
-    def find_indices(self, codes: F32) -> U8:
-        """Return the indices that are stored for codes."""
-        if self.levels is not None:
-            return np.searchsorted(self.levels, codes).astype(np.uint8)
-        return (codes - np.float32(self.least)).astype(np.uint8)
 
 
 def has_parts(encoding: Encoding) -> bool:
@@ -160,52 +169,53 @@ def _write_scale_and_min(block: Blocks, _: F32, both: F32) -> None:
     block["scale"], block["min"] = both[0, 0], -both[1, 0]
 
 
-_SCALE = ScaleFields(False, None, _read_scale, _write_scale)
-_SCALE_AND_MIN = ScaleFields(True, None, _read_scale_and_min, _write_scale_and_min)
-_SCALES_AND_MINS = ScaleFields(True, (0, 63), _read_scales_and_mins, _write_scales_and_mins)
+_SCALE = ScaleFields(_read_scale, _write_scale)
+_SCALE_AND_MIN = ScaleFields(_read_scale_and_min, _write_scale_and_min)
+_SCALES_AND_MINS = ScaleFields(_read_scales_and_mins, _write_scales_and_mins)
+_SIX_BITS, _SIX_SIGNED_BITS = (0, 63), (-32, 31)
+_LEVELS = np.array(codebook.IQ4_LEVELS, np.float32)
 
-
-def _even(
-    codec: BlockCodec | NibbleCodec,
-    shared: int,
-    codes: range,
-    scales: ScaleFields,
-    pack: Callable[[U8, Blocks], None] = nibbles.pack_levels,
-) -> Parts:
-    block = 256 if scales.factors else 32
-    return Parts(codec.block_dtype, block, shared, codes[0], codes[-1], scales, pack)
-
-
-def _uneven(codec: BlockCodec, scales: ScaleFields) -> Parts:
-    levels = np.array(codebook.IQ4_LEVELS, np.float32)
-    least, most = codebook.IQ4_LEVELS[0], codebook.IQ4_LEVELS[-1]
-    return Parts(codec.block_dtype, codec.elements, 32, least, most, scales, _pack_iq4, levels)
-
-
+# The dtype of blocks is that of the codec; a grid has the size of a block, that of a sub-block, the
+# range of the codes, whether there are mins, and the range of the factors of sub-blocks.
 _PARTS = {
-    "Q2_K": _even(
-        q2_k.Q2_K, 16, range(4), ScaleFields(True, (0, 15), _read_q2_k, _write_q2_k), q2_k.pack
+    "Q2_K": Parts(
+        q2_k.Q2_K.block_dtype, LevelGrid(256, 16, 0, 3, True, (0, 15)),
+        ScaleFields(_read_q2_k, _write_q2_k), q2_k.pack,
     ),
-    "Q3_K": _even(
-        q3_k.Q3_K, 16, range(-4, 4), ScaleFields(False, (-32, 31), _read_q3_k, _write_q3_k),
-        q3_k.pack,
+    "Q3_K": Parts(
+        q3_k.Q3_K.block_dtype, LevelGrid(256, 16, -4, 3, False, _SIX_SIGNED_BITS),
+        ScaleFields(_read_q3_k, _write_q3_k), q3_k.pack,
     ),
-    "Q4_K": _even(
-        scales_and_mins.Q4_K, 32, range(16), _SCALES_AND_MINS, scales_and_mins.pack_q4_k
+    "Q4_K": Parts(
+        scales_and_mins.Q4_K.block_dtype, LevelGrid(256, 32, 0, 15, True, _SIX_BITS),
+        _SCALES_AND_MINS, scales_and_mins.pack_q4_k,
     ),
-    "Q5_K": _even(
-        scales_and_mins.Q5_K, 32, range(32), _SCALES_AND_MINS, scales_and_mins.pack_q5_k
+    "Q5_K": Parts(
+        scales_and_mins.Q5_K.block_dtype, LevelGrid(256, 32, 0, 31, True, _SIX_BITS),
+        _SCALES_AND_MINS, scales_and_mins.pack_q5_k,
     ),
-    "Q6_K": _even(
-        q6_k.Q6_K, 16, range(-32, 32), ScaleFields(False, (-128, 127), _read_q6_k, _write_q6_k),
-        q6_k.pack,
+    "Q6_K": Parts(
+        q6_k.Q6_K.block_dtype, LevelGrid(256, 16, -32, 31, False, (-128, 127)),
+        ScaleFields(_read_q6_k, _write_q6_k), q6_k.pack,
     ),
-    "Q4_0": _even(symmetric.Q4_0, 32, range(-8, 8), _SCALE),
-    "Q5_0": _even(symmetric.Q5_0, 32, range(-16, 16), _SCALE),
-    "Q4_1": _even(affine.Q4_1, 32, range(16), _SCALE_AND_MIN),
-    "Q5_1": _even(affine.Q5_1, 32, range(32), _SCALE_AND_MIN),
-    "IQ4_NL": _uneven(codebook.IQ4_NL, _SCALE),
-    "IQ4_XS": _uneven(
-        codebook.IQ4_XS, ScaleFields(False, (-32, 31), _read_iq4_xs, _write_iq4_xs)
+    "Q4_0": Parts(
+        symmetric.Q4_0.block_dtype, LevelGrid(32, 32, -8, 7, False), _SCALE, nibbles.pack_levels
+    ),
+    "Q5_0": Parts(
+        symmetric.Q5_0.block_dtype, LevelGrid(32, 32, -16, 15, False), _SCALE, nibbles.pack_levels
+    ),
+    "Q4_1": Parts(
+        affine.Q4_1.block_dtype, LevelGrid(32, 32, 0, 15, True), _SCALE_AND_MIN, nibbles.pack_levels
+    ),
+    "Q5_1": Parts(
+        affine.Q5_1.block_dtype, LevelGrid(32, 32, 0, 31, True), _SCALE_AND_MIN, nibbles.pack_levels
+    ),
+    "IQ4_NL": Parts(
+        codebook.IQ4_NL.block_dtype, LevelGrid(32, 32, -127, 113, False, None, _LEVELS),
+        _SCALE, _pack_iq4,
+    ),
+    "IQ4_XS": Parts(
+        codebook.IQ4_XS.block_dtype, LevelGrid(256, 32, -127, 113, False, _SIX_SIGNED_BITS, _LEVELS),
+        ScaleFields(_read_iq4_xs, _write_iq4_xs), _pack_iq4,
     ),
 }  # fmt: skip

@@ -5,12 +5,9 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from weightctl.codecs.feedback.parts import parts_of
-
 if TYPE_CHECKING:
     from weightctl.codecs.feedback import Curvature
-    from weightctl.dtype import Encoding
-    from weightctl.formats.imatrix.entry import Hessian
+    from weightctl.formats.imatrix.entry import Products
 
 # Of a layer, some matrices have the same inputs, and one with others can be between them.
 _KEPT = 2
@@ -24,19 +21,19 @@ class Curvatures:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._found: dict[tuple[Hessian, int], Curvature] = {}
+        self._found: dict[tuple[Products, int], Curvature] = {}
 
-    def find(self, hessian: Hessian, encoding: Encoding) -> Curvature:
-        """Return the curvature of a matrix for an encoding.
+    def find(self, products: Products, block: int) -> Curvature:
+        """Return the curvature of a matrix for blocks of this many columns.
 
         Raises `FormatError` if the file does not have the products of inputs.
         """
-        key = hessian, parts_of(encoding).block
+        key = products, block
         with self._lock:
             found = self._found.pop(key, None)
             if found is None:
                 while len(self._found) >= _KEPT:
                     del self._found[next(iter(self._found))]
-                found = hessian.prepare_curvature(encoding)
+                found = products.prepare_curvature(block)
             self._found[key] = found
             return found

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from weightctl.codecs.base import F32
     from weightctl.codecs.feedback import Curvature
-    from weightctl.dtype import Encoding
 
     Bools = NDArray[np.bool_]
 
@@ -56,6 +55,14 @@ class ColumnValues(Protocol):
 
     def reshape(self, matrices: int, columns: int, /) -> ColumnWeights:
         """Return the values as weights of this many matrices and columns."""
+        ...
+
+
+class Products(Protocol):
+    """The mean products of the columns of a matrix's inputs; the same ones are equal."""
+
+    def prepare_curvature(self, block: int) -> Curvature:
+        """Return what rounding blocks of this many columns with error feedback needs."""
         ...
 
 
@@ -142,16 +149,20 @@ class Hessian:
         made /= np.float32(self.count)
         return made
 
-    def prepare_curvature(self, encoding: Encoding) -> Curvature:
-        """Read the products, and prepare them for rounding to an encoding with error feedback.
+    def prepare_curvature(self, block: int, factors: F32 | None = None) -> Curvature:
+        """Read the products, and prepare them for rounding blocks with error feedback.
 
-        Raises `FormatError` for values that cannot be products of inputs.
+        The inputs are divided by `factors` of the columns, if they are given. Raises `FormatError`
+        for values that cannot be products of inputs.
         """
         from weightctl.codecs.feedback import prepare_curvature
 
         products = self.read()
+        if factors is not None:
+            products /= factors
+            products /= factors[:, None]
         try:
-            return prepare_curvature(products, encoding)
+            return prepare_curvature(products, block)
         except MemoryError as error:
             raise self._refuse_size() from error
         except ValueError as error:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32
+    from weightctl.codecs.feedback import Curvature
     from weightctl.dtype import Encoding
-    from weightctl.formats.imatrix.entry import ColumnWeights
+    from weightctl.formats.imatrix.entry import ColumnWeights, Hessian
     from weightctl.schemes.arrays.rounding import Rounding
     from weightctl.schemes.arrays.search import ScaleSearch
     from weightctl.weights.derived import ReadableTensor
@@ -197,6 +198,18 @@ class ScaledImportance:
         factors = self.scale.find()
         found: F32 = (self.importance[matrix] / (factors * factors)).astype(np.float32)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledProducts:
+    """The products of columns that are multiplied by the factors of a scale."""
+
+    products: Hessian
+    scale: ActivationScale
+
+    def prepare_curvature(self, block: int) -> Curvature:
+        """Return what rounding blocks of this many columns with error feedback needs."""
+        return self.products.prepare_curvature(block, self.scale.find())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,13 @@ becomes worse. Errors can be weighted by the importance of columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from weightctl.codecs.loss import sum_squares_and_error
+from weightctl.formats.imatrix.curvatures import Curvatures
 from weightctl.schemes.arrays.rounding import (
     Affine,
     Biased,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from weightctl.codecs.base import F32
-    from weightctl.formats.imatrix.entry import ColumnWeights
+    from weightctl.formats.imatrix.entry import ColumnWeights, Products
     from weightctl.schemes.arrays.rounding import Rounding
 
 # If the importance of all columns is at most this, it is ignored.
@@ -49,12 +50,15 @@ _WHOLE_RATIOS = tuple(2.0 ** (-step / 8) for step in (0, *range(-7, 0), *range(1
 class ScaleSearch:
     """The search for the scales of a weight, whose rows have `columns` values.
 
-    Row `matrix` of `importance` weights the errors in each column; without it, all are equal.
+    Row `matrix` of `importance` weights the errors in each column; without it, all are equal. With
+    `products`, codes are chosen with error feedback; weights share the `curvatures`.
     """
 
     columns: int
     importance: ColumnWeights | None = None
     matrix: int = 0
+    products: Products | None = None
+    curvatures: Curvatures = field(default_factory=Curvatures)
 
     def find_weights(self, first: int, shape: tuple[int, int]) -> F32 | None:
         """Return the weights of a table of values, which `first` values of the weight precede.

@@ -15,6 +15,7 @@ from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.kernels import active, block_rounder
 from weightctl.schemes.arrays.blocks import repack
+from weightctl.schemes.arrays.feedback import feed_back, find_grid
 from weightctl.schemes.arrays.packing import pack_table, transpose_words
 from weightctl.schemes.arrays.peaks import TILE, SharedPeak, make_finite
 from weightctl.schemes.arrays.rounding import Codes, reduce_blocks, shape_of
@@ -191,6 +192,11 @@ class EncodedWeight:
         """The tensor whose codes and scales are taken; None if values are rounded."""
         return self.tensor if self.blocks is None and self.is_exact else self.blocks
 
+    @property
+    def feeds_back(self) -> bool:
+        """Whether codes are chosen with error feedback."""
+        return self.search is not None and self.search.products is not None
+
     def list_tensors(self, layer: str) -> Iterator[tuple[str, DerivedTensor]]:
         """Yield the tensors that the weight is stored in, by their names; `layer` begins them."""
         place = 0
@@ -207,6 +213,8 @@ class EncodedWeight:
         """The number of units in a band."""
         made = self.encoding
         across = made.rows if made.by_columns else made.columns
+        if made.by_columns and self.feeds_back:
+            return max(1, made.columns // made.unit)  # errors are passed on to all columns
         area = _COLUMN_BAND if made.by_columns else TILE
         return max(1, area // (across * made.unit))
 
@@ -318,7 +326,13 @@ class EncodedWeight:
         ratio = None
         if has_one_scale(made.rounding):
             ratio = self.peak.find_ratio(made.rounding)
-        return search_codes(made.rounding, values, peak, weights, ratio)
+        found = search_codes(made.rounding, values, peak, weights, ratio)
+        grid = find_grid(made.rounding, made.columns) if search.products is not None else None
+        if search.products is None or grid is None or weights is None:
+            return found
+        curvature = search.curvatures.find(search.products, grid.block)
+        codes = feed_back(made.rounding, values, found.codes, peak, curvature)
+        return found._replace(codes=codes)
 
     def _round_values(self, tile: _Tile, peak: np.float32) -> RoundedTile:
         values, how = tile.values, self.encoding.rounding
