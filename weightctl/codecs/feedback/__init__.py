@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weightctl.codecs.base import F32, U8, Codec
-    from weightctl.codecs.feedback.parts import LevelGrid
+    from weightctl.codecs.feedback.parts import CodeValues
     from weightctl.dtype import Encoding
 
 # What is added to the diagonal, in means of the diagonal. With less of it, codes fit the texts and
@@ -114,7 +114,7 @@ class FeedbackCodec:
         self._codec.decode(blocks, out)
 
 
-def choose_codes(rows: F32, scales: F32, lows: F32, grid: LevelGrid, curvature: Curvature) -> U8:
+def choose_codes(rows: F32, scales: F32, lows: F32, grid: CodeValues, curvature: Curvature) -> U8:
     """Return the places of the codes of `rows`, shape (r, n), at fixed scales and mins.
 
     `scales` and `lows` are those of the sub-blocks, shape (r, n // shared).
@@ -135,7 +135,7 @@ def choose_codes(rows: F32, scales: F32, lows: F32, grid: LevelGrid, curvature: 
 class _ChosenRows:
     """Rows whose codes are chosen."""
 
-    def __init__(self, rows: F32, grid: LevelGrid, curvature: Curvature) -> None:
+    def __init__(self, rows: F32, grid: CodeValues, curvature: Curvature) -> None:
         self._grid, self._curvature, self._count = grid, curvature, len(rows)
         self._own = _to_lanes(rows)
         ordered = np.ascontiguousarray(self._own[:, curvature.order])
@@ -226,7 +226,7 @@ def _to_rows(tiles: F32, count: int) -> F32:
     return np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1, tiles.shape[1])[:count]
 
 
-def _list_facts(grid: LevelGrid) -> tuple[object, ...]:
+def _list_facts(grid: CodeValues) -> tuple[object, ...]:
     """Return what kernels know of a type."""
     least, most = grid.factors or (0, 0)
     return (

@@ -12,7 +12,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from weightctl.codecs.base import F32
-    from weightctl.codecs.feedback.parts import LevelGrid
+    from weightctl.codecs.feedback.parts import CodeValues
 
 # The rows of a tile.
 ABREAST = 32
@@ -36,7 +36,7 @@ class FactoredScales(NamedTuple):
     of_blocks: F32
     of_groups: F32
 
-    def multiply(self, first: int, stop: int, grid: LevelGrid) -> F32:
+    def multiply(self, first: int, stop: int, grid: CodeValues) -> F32:
         """Return the scales and mins of the columns from `first` to `stop`, (2, t, c, ABREAST)."""
         columns = np.arange(first, stop)
         made = (
@@ -57,7 +57,7 @@ def factor_hessian(matrix: F32) -> None:
         matrix[j, :j] = row
 
 
-def _choose_codes(values: F32, scales: F32, lows: F32, grid: LevelGrid, otherwise: F32) -> F32:
+def _choose_codes(values: F32, scales: F32, lows: F32, grid: CodeValues, otherwise: F32) -> F32:
     """Return the codes of the nearest levels; `otherwise` where the scale is 0."""
     quotients = (values + lows) / scales
     if grid.levels is None:
@@ -72,7 +72,7 @@ def _choose_codes(values: F32, scales: F32, lows: F32, grid: LevelGrid, otherwis
     return np.where(scales == 0, otherwise, codes).astype(np.float32)
 
 
-def round_columns(factor: F32, first: int, columns: Columns, scales: F32, grid: LevelGrid) -> None:
+def round_columns(factor: F32, first: int, columns: Columns, scales: F32, grid: CodeValues) -> None:
     """Choose the codes of the block from column `first` on, and pass on their errors."""
     own, wanted, codes = columns
     # A code for scales of 0, of which any would do.
@@ -85,7 +85,7 @@ def round_columns(factor: F32, first: int, columns: Columns, scales: F32, grid: 
 
 
 def refine_codes(
-    hessian: F32, own: F32, codes: F32, scales: FactoredScales, grid: LevelGrid
+    hessian: F32, own: F32, codes: F32, scales: FactoredScales, grid: CodeValues
 ) -> None:
     """Fit the scales to the codes, and the codes to the scales, in turn."""
     of_columns, lows = scales.multiply(0, own.shape[1], grid)
@@ -105,7 +105,7 @@ def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
 
 
 def _refit_scales(
-    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: LevelGrid
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: CodeValues
 ) -> None:
     of_blocks, of_groups = scales
     factors, halves = grid.factors, (-np.inf, np.inf)
@@ -162,7 +162,7 @@ def _fit_factors(
 
 
 def _descend_codes(
-    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: LevelGrid
+    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: CodeValues
 ) -> None:
     """Choose the best code of each column, one after another."""
     n = codes.shape[1]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Blocks = NDArray[np.void]
 
 
-class LevelGrid(NamedTuple):
+class CodeValues(NamedTuple):
     """The values that codes stand for, in blocks of `block` values, of which `shared` have a scale.
 
     Codes are integers from `least` to `most`, or those of `levels`, 16 in ascending order. A value
@@ -76,7 +76,7 @@ class Parts(NamedTuple):
     """
 
     block_dtype: np.dtype[np.void]
-    grid: LevelGrid
+    grid: CodeValues
     scales: ScaleFields
     pack: Callable[[U8, Blocks], None]
 
@@ -179,43 +179,43 @@ _LEVELS = np.array(codebook.IQ4_LEVELS, np.float32)
 # range of the codes, whether there are mins, and the range of the factors of sub-blocks.
 _PARTS = {
     "Q2_K": Parts(
-        q2_k.Q2_K.block_dtype, LevelGrid(256, 16, 0, 3, True, (0, 15)),
+        q2_k.Q2_K.block_dtype, CodeValues(256, 16, 0, 3, True, (0, 15)),
         ScaleFields(_read_q2_k, _write_q2_k), q2_k.pack,
     ),
     "Q3_K": Parts(
-        q3_k.Q3_K.block_dtype, LevelGrid(256, 16, -4, 3, False, _SIX_SIGNED_BITS),
+        q3_k.Q3_K.block_dtype, CodeValues(256, 16, -4, 3, False, _SIX_SIGNED_BITS),
         ScaleFields(_read_q3_k, _write_q3_k), q3_k.pack,
     ),
     "Q4_K": Parts(
-        scales_and_mins.Q4_K.block_dtype, LevelGrid(256, 32, 0, 15, True, _SIX_BITS),
+        scales_and_mins.Q4_K.block_dtype, CodeValues(256, 32, 0, 15, True, _SIX_BITS),
         _SCALES_AND_MINS, scales_and_mins.pack_q4_k,
     ),
     "Q5_K": Parts(
-        scales_and_mins.Q5_K.block_dtype, LevelGrid(256, 32, 0, 31, True, _SIX_BITS),
+        scales_and_mins.Q5_K.block_dtype, CodeValues(256, 32, 0, 31, True, _SIX_BITS),
         _SCALES_AND_MINS, scales_and_mins.pack_q5_k,
     ),
     "Q6_K": Parts(
-        q6_k.Q6_K.block_dtype, LevelGrid(256, 16, -32, 31, False, (-128, 127)),
+        q6_k.Q6_K.block_dtype, CodeValues(256, 16, -32, 31, False, (-128, 127)),
         ScaleFields(_read_q6_k, _write_q6_k), q6_k.pack,
     ),
     "Q4_0": Parts(
-        symmetric.Q4_0.block_dtype, LevelGrid(32, 32, -8, 7, False), _SCALE, nibbles.pack_levels
+        symmetric.Q4_0.block_dtype, CodeValues(32, 32, -8, 7, False), _SCALE, nibbles.pack_levels
     ),
     "Q5_0": Parts(
-        symmetric.Q5_0.block_dtype, LevelGrid(32, 32, -16, 15, False), _SCALE, nibbles.pack_levels
+        symmetric.Q5_0.block_dtype, CodeValues(32, 32, -16, 15, False), _SCALE, nibbles.pack_levels
     ),
     "Q4_1": Parts(
-        affine.Q4_1.block_dtype, LevelGrid(32, 32, 0, 15, True), _SCALE_AND_MIN, nibbles.pack_levels
+        affine.Q4_1.block_dtype, CodeValues(32, 32, 0, 15, True), _SCALE_AND_MIN, nibbles.pack_levels
     ),
     "Q5_1": Parts(
-        affine.Q5_1.block_dtype, LevelGrid(32, 32, 0, 31, True), _SCALE_AND_MIN, nibbles.pack_levels
+        affine.Q5_1.block_dtype, CodeValues(32, 32, 0, 31, True), _SCALE_AND_MIN, nibbles.pack_levels
     ),
     "IQ4_NL": Parts(
-        codebook.IQ4_NL.block_dtype, LevelGrid(32, 32, -127, 113, False, None, _LEVELS),
+        codebook.IQ4_NL.block_dtype, CodeValues(32, 32, -127, 113, False, None, _LEVELS),
         _SCALE, _pack_iq4,
     ),
     "IQ4_XS": Parts(
-        codebook.IQ4_XS.block_dtype, LevelGrid(256, 32, -127, 113, False, _SIX_SIGNED_BITS, _LEVELS),
+        codebook.IQ4_XS.block_dtype, CodeValues(256, 32, -127, 113, False, _SIX_SIGNED_BITS, _LEVELS),
         ScaleFields(_read_iq4_xs, _write_iq4_xs), _pack_iq4,
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightctl.codecs.feedback.parts import LevelGrid
+from weightctl.codecs.feedback.parts import CodeValues
 from weightctl.schemes.arrays.rounding import (
     E2M1,
     Affine,
@@ -29,7 +29,7 @@ _LEVELS = np.array([*sorted(set(E2M1)), max(E2M1)], np.float32)
 _CODES = np.array([E2M1.index(level) for level in _LEVELS], np.uint8)
 
 
-def find_grid(rounding: Rounding, columns: int) -> LevelGrid | None:
+def find_grid(rounding: Rounding, columns: int) -> CodeValues | None:
     """Return the grid of the codes of a rounding; None if they are not chosen with feedback."""
     group = min(rounding.grid.columns, columns)
     # Larger groups are sub-blocks with the same scale.
@@ -39,9 +39,9 @@ def find_grid(rounding: Rounding, columns: int) -> LevelGrid | None:
         return None
     match rounding:
         case Symmetric() | Affine() | Biased():
-            return LevelGrid(block, shared, 0, rounding.most, True, is_fixed=True)
+            return CodeValues(block, shared, 0, rounding.most, True, is_fixed=True)
         case Microscaled4():
-            return LevelGrid(block, shared, -6, 6, False, levels=_LEVELS, is_fixed=True)
+            return CodeValues(block, shared, -6, 6, False, levels=_LEVELS, is_fixed=True)
         case _:
             return None
 
