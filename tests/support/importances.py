@@ -70,3 +70,26 @@ def imatrix_dat(
     raw += struct.pack("<ii", 7, 8) + b"text.txt" if tail is None else tail
     path.write_bytes(raw)
     return path
+
+
+def mean_products(columns: int, seed: int = 1) -> F32:
+    """Return mean products of correlated inputs of different sizes."""
+    random = np.random.default_rng(seed)
+    inputs = random.standard_normal((2 * columns, columns))
+    inputs += 2 * random.standard_normal((2 * columns, 8)) @ random.standard_normal((8, columns))
+    inputs *= np.exp(random.standard_normal(columns))
+    return (inputs.T @ inputs / (2 * columns)).astype(np.float32)
+
+
+def imatrix_with_products(path: Path, columns: Mapping[str, int]) -> Path:
+    """Write entries with products of columns; tensors with as many columns share theirs."""
+    first: dict[int, str] = {}
+    for name, count in sorted(columns.items()):
+        first.setdefault(count, name)
+    products = {name: 4 * mean_products(count) for count, name in first.items()}
+    entries = {
+        name: (products[first[count]].diagonal()[None], np.full(1, 4, np.float32))
+        for name, count in columns.items()
+    }
+    shared = {name: first[count] for name, count in columns.items()}
+    return imatrix_gguf(path, entries, products=products, shared=shared)

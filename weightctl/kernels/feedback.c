@@ -9,10 +9,13 @@ static int refuse(void)
     return -1;
 }
 
-/* Whether a buffer has `count` float32 values, or is empty. */
+/* No matrix has more columns; the bytes of its products fit into 64 bits. */
+#define MOST_COLUMNS ((Py_ssize_t)1 << 30)
+
+/* Whether a buffer has `count` float32 values, or was not given. */
 static int has_floats(const Py_buffer *buffer, size_t count)
 {
-    return buffer->buf == NULL || ((size_t)buffer->len == count * sizeof(float) &&
+    return buffer->obj == NULL || ((size_t)buffer->len == count * sizeof(float) &&
                                    (uintptr_t)buffer->buf % sizeof(float) == 0);
 }
 
@@ -60,7 +63,7 @@ PyObject *factor_hessian(PyObject *self, PyObject *args)
     float *space = NULL;
     if (level == NULL)
         goto done;
-    if (n <= 0 || !has_floats(&hessian, (size_t)n * (size_t)n)) {
+    if (n <= 0 || n > MOST_COLUMNS || !has_floats(&hessian, (size_t)n * (size_t)n)) {
         refuse();
         goto done;
     }
@@ -107,7 +110,7 @@ PyObject *round_columns(PyObject *self, PyObject *args)
     if (level == NULL || get_parts(facts, &parts, &levels) < 0)
         goto done;
     size_t columns = (size_t)n, whole = columns * ABREAST;
-    if (n <= 0 || columns % parts.block || first < 0 || first >= n ||
+    if (n <= 0 || n > MOST_COLUMNS || columns % parts.block || first < 0 || first >= n ||
         (size_t)first % parts.block) {
         refuse();
         goto done;
@@ -155,7 +158,7 @@ PyObject *refine_codes(PyObject *self, PyObject *args)
         get_optional(lows_object, &lows, PyBUF_WRITABLE) < 0)
         goto done;
     size_t columns = (size_t)n, whole = columns * ABREAST;
-    if (n <= 0 || columns % parts.block || rounds < 0 ||
+    if (n <= 0 || n > MOST_COLUMNS || columns % parts.block || rounds < 0 ||
         (lows.obj == NULL) != (block_lows.obj == NULL)) {
         refuse();
         goto done;

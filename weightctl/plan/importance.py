@@ -90,7 +90,7 @@ def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = Tru
 
 
 def describe_feedback(count: int, alone: Sequence[str]) -> str:
-    """Return a note for `count` tensors, of which `alone` are those without error feedback."""
+    """Return a note for `count` tensors; `alone` are those without error feedback."""
     note = f"{count - len(alone)} of {count} tensors are rounded with error feedback"
     return note + (f", but not {few(alone)}" if alone else "")
 

@@ -11,6 +11,7 @@ Sums have a fixed order, so that the bytes are the same on all processors.
 
 from __future__ import annotations
 
+from math import fsum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -43,8 +44,8 @@ class Curvature(NamedTuple):
     """How errors in the columns of a matrix matter together.
 
     `hessian` is damped, shape (n, n). `order` is that in which columns are rounded: blocks stay in
-    order, and those columns of a block that matter most come first. `factor` is the unit lower
-    factor `L` of the Hessian in this order, `L^T D L`.
+    order, and the columns of a block with the largest squares come first. `factor` is the unit
+    lower factor `L` of the Hessian in this order, `L^T D L`.
     """
 
     hessian: F32
@@ -60,7 +61,10 @@ def prepare_curvature(hessian: F32, block: int) -> Curvature:
     """
     squares = np.diag(hessian).copy()
     places = np.arange(len(squares))
-    hessian[places, places] += _DAMPING * np.mean(squares)
+    # The sum does not depend on its order, of which NumPy promises nothing.
+    damping = _DAMPING * np.float32(fsum(squares) / len(squares))
+    with np.errstate(over="ignore"):
+        hessian[places, places] += damping
     within = np.argsort(-squares.reshape(-1, block), axis=1, kind="stable")
     order = (within + places[::block, None]).reshape(-1)
     factor = np.ascontiguousarray(hessian[np.ix_(order, order)])

@@ -149,16 +149,23 @@ def _fit_factors(
     for kind, slope in enumerate((slopes[0], *(-each for each in slopes[1:]))):
         product = np.zeros_like(slope)
         _pass_on(own, slice(None), -slope, product)
-        gain, cost = (np.add.accumulate(slope * each, axis=1)[:, -1] for each in (left, product))
+        gain, cost = (_add_in_order(slope * each) for each in (left, product))
         before = factors[kind].copy()
         made = before + np.where(cost > 0, gain / cost, np.float32(0)).astype(np.float32)
         made = made.astype(np.float16).astype(np.float32) if are_halves else np.rint(made)
-        made = np.clip(made, *limits[kind])
+        least, most = map(np.float32, limits[kind])
+        made = np.where(made < least, least, np.where(made > most, most, made))
         factors[kind] = np.where(np.isfinite(made), made, before)
         change = slope * (factors[kind] - before)[:, None]
         _pass_on(own, slice(None), change, left)
         changes = changes + change if kind else change
     _pass_on(hessian, part, changes, rest)
+
+
+def _add_in_order(columns: F32) -> F32:
+    """Return the sums over columns; that of negative zeros is 0, as it is for the kernels."""
+    found: F32 = np.add.accumulate(columns, axis=1)[:, -1] + np.float32(0)
+    return found
 
 
 def _descend_codes(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class CodeValues(NamedTuple):
-    """The values that codes stand for, in blocks of `block` values, of which `shared` have a scale.
+    """The values that codes stand for. A block has `block` values, and a scale is for `shared` ones.
 
     Codes are integers from `least` to `most`, or those of `levels`, 16 in ascending order. A value
     is the code times the scale of its sub-block, minus a min if the type `has_mins`. `factors` is
@@ -166,7 +166,7 @@ def _read_scale_and_min(block: Blocks) -> tuple[F32, F32]:
 
 
 def _write_scale_and_min(block: Blocks, _: F32, both: F32) -> None:
-    block["scale"], block["min"] = both[0, 0], -both[1, 0]
+    block["scale"], block["min"] = both[0, 0], 0 - both[1, 0]  # 0, not -0
 
 
 _SCALE = ScaleFields(_read_scale, _write_scale)
@@ -205,17 +205,20 @@ _PARTS = {
         symmetric.Q5_0.block_dtype, CodeValues(32, 32, -16, 15, False), _SCALE, nibbles.pack_levels
     ),
     "Q4_1": Parts(
-        affine.Q4_1.block_dtype, CodeValues(32, 32, 0, 15, True), _SCALE_AND_MIN, nibbles.pack_levels
+        affine.Q4_1.block_dtype,
+        CodeValues(32, 32, 0, 15, True), _SCALE_AND_MIN, nibbles.pack_levels
     ),
     "Q5_1": Parts(
-        affine.Q5_1.block_dtype, CodeValues(32, 32, 0, 31, True), _SCALE_AND_MIN, nibbles.pack_levels
+        affine.Q5_1.block_dtype,
+        CodeValues(32, 32, 0, 31, True), _SCALE_AND_MIN, nibbles.pack_levels
     ),
     "IQ4_NL": Parts(
         codebook.IQ4_NL.block_dtype, CodeValues(32, 32, -127, 113, False, None, _LEVELS),
         _SCALE, _pack_iq4,
     ),
     "IQ4_XS": Parts(
-        codebook.IQ4_XS.block_dtype, CodeValues(256, 32, -127, 113, False, _SIX_SIGNED_BITS, _LEVELS),
+        codebook.IQ4_XS.block_dtype,
+        CodeValues(256, 32, -127, 113, False, _SIX_SIGNED_BITS, _LEVELS),
         ScaleFields(_read_iq4_xs, _write_iq4_xs), _pack_iq4,
     ),
 }  # fmt: skip
