@@ -81,8 +81,13 @@ def mean_products(columns: int, seed: int = 1) -> F32:
     return (inputs.T @ inputs / (2 * columns)).astype(np.float32)
 
 
-def imatrix_with_products(path: Path, columns: Mapping[str, int]) -> Path:
-    """Write entries with products of columns; tensors with as many columns share theirs."""
+def imatrix_with_products(
+    path: Path, columns: Mapping[str, int], *, has_products: bool = True
+) -> Path:
+    """Write entries with products of columns; tensors with as many columns share theirs.
+
+    Without `has_products`, the same entries have squares alone.
+    """
     first: dict[int, str] = {}
     for name, count in sorted(columns.items()):
         first.setdefault(count, name)
@@ -92,4 +97,4 @@ def imatrix_with_products(path: Path, columns: Mapping[str, int]) -> Path:
         for name, count in columns.items()
     }
     shared = {name: first[count] for name, count in columns.items()}
-    return imatrix_gguf(path, entries, products=products, shared=shared)
+    return imatrix_gguf(path, entries, products=products if has_products else None, shared=shared)

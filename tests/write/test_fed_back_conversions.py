@@ -216,7 +216,7 @@ def test_a_stopped_run_continues_only_with_the_same_rounding(
     large: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model, matrix = large
-    options = {"quant": "Q4_0", "imatrix": matrix, "names": "keep"}
+    options = {"quant": "Q4_K", "imatrix": matrix, "names": "keep"}
     convert(model, tmp_path / "whole.gguf", **options)
     expected = (tmp_path / "whole.gguf").read_bytes()
     out = tmp_path / "out.gguf"

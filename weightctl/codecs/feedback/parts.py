@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class CodeValues(NamedTuple):
-    """The values that codes stand for. A block has `block` values, and a scale is for `shared` ones.
+    """The values that codes stand for. A block has `block` values, and `shared` ones have a scale.
 
     Codes are integers from `least` to `most`, or those of `levels`, 16 in ascending order. A value
     is the code times the scale of its sub-block, minus a min if the type `has_mins`. `factors` is
