@@ -179,17 +179,17 @@ def test_the_loss_is_lower_than_that_of_the_search_with_importance(name: str) ->
 
 # Beginnings of the SHA-256 of the bytes, which proofs of older files depend on.
 GOLDEN = {
-    "Q4_0": "55fe642279818af2",
-    "Q4_1": "276230c84cd18352",
-    "Q5_0": "9f2145f6e0e6ce3b",
-    "Q5_1": "932f0b927733864a",
-    "Q2_K": "efc431a96533ebdb",
-    "Q3_K": "15c159dd5606c23f",
-    "Q4_K": "64206719a01465a5",
-    "Q5_K": "4a82117ecaa77b5c",
-    "Q6_K": "9005b58329499d4f",
-    "IQ4_NL": "a27f271215d55679",
-    "IQ4_XS": "15f0de8ef0ac14bf",
+    "Q4_0": "61d56dc1f166360c",
+    "Q4_1": "d4213d0a6d0912fd",
+    "Q5_0": "8c30bf22c0607c7c",
+    "Q5_1": "e1288f05d2a1278e",
+    "Q2_K": "3e3f33ef22649157",
+    "Q3_K": "3a0e5c69aabf1e43",
+    "Q4_K": "b2dfc5cf43f1031b",
+    "Q5_K": "ee63b26689d075e7",
+    "Q6_K": "68a8ed40b1b14f68",
+    "IQ4_NL": "ce9cf4c053072885",
+    "IQ4_XS": "e1442e0f399b113f",
 }
 
 

@@ -35,9 +35,11 @@ if TYPE_CHECKING:
     from weightctl.codecs.feedback.parts import CodeValues
     from weightctl.dtype import Encoding
 
-# What is added to the diagonal, in means of the diagonal. With less of it, codes fit the texts and
-# not the model; with more of it, less of the errors is passed on.
-_DAMPING = np.float32(0.1)
+# What is added to each element of the diagonal: a share of itself, and of the mean. With less of it,
+# codes fit the texts and not the model; with more of it, less of the errors is passed on. In models
+# whose largest inputs are in few columns, a large share of the mean would hide all other columns.
+_DAMPING = np.float32(0.25)
+_OF_MEAN = np.float32(1e-3)
 
 
 class Curvature(NamedTuple):
@@ -62,9 +64,9 @@ def prepare_curvature(hessian: F32, block: int) -> Curvature:
     squares = np.diag(hessian).copy()
     places = np.arange(len(squares))
     # The sum does not depend on its order, of which NumPy promises nothing.
-    damping = _DAMPING * np.float32(fsum(squares) / len(squares))
+    mean = np.float32(fsum(squares) / len(squares))
     with np.errstate(over="ignore"):
-        hessian[places, places] += damping
+        hessian[places, places] += _DAMPING * squares + _OF_MEAN * mean
     within = np.argsort(-squares.reshape(-1, block), axis=1, kind="stable")
     order = (within + places[::block, None]).reshape(-1)
     factor = np.ascontiguousarray(hessian[np.ix_(order, order)])
