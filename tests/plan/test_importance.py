@@ -10,7 +10,7 @@ import pytest
 
 from arrays import weights_of
 from executing import execute
-from importances import imatrix_dat, imatrix_gguf
+from importances import imatrix_dat, imatrix_gguf, mean_products
 from llama_cpp import ggml_quantize
 from rows import required
 from weightctl import Plan, open_weights
@@ -199,6 +199,25 @@ def test_without_blocks_there_is_nothing_to_weigh() -> None:
         plan_importance(planned("F16"), **{MATRIX: 256})
     with pytest.raises(ConversionError, match="no tensor is quantized to one"):
         plan_importance(Plan.copy(weights_of(ARRAYS), "gguf"), **{MATRIX: 256})
+
+
+def test_a_matrix_that_the_text_never_reached_is_not_rounded_with_feedback(tmp_path: Path) -> None:
+    sums = np.zeros((1, 256), np.float32)
+    entries = {MATRIX: (sums, COUNTS[:1]), EMBEDDING: (SUMS[:1], COUNTS[:1])}
+    products = {MATRIX: np.zeros((256, 256), np.float32), EMBEDDING: mean_products(256)}
+    path = imatrix_gguf(tmp_path / "i.gguf", entries, products=products)
+    plan = apply_importance(planned("Q4_K"), read_importance(str(path)))
+    found = {item.info.name: item for item in plan.items}
+    assert found[MATRIX].importance is found[MATRIX].hessian is None
+    assert found[EMBEDDING].hessian is not None
+    assert plan.metadata["weightctl.rounding"] == MetadataValue("string", "error feedback")
+    assert any("error feedback" in note and f"`{MATRIX}`" in note for note in plan.notes)
+    # A later plan without products states nothing of the kind.
+    again = apply_importance(plan, importance(**{EMBEDDING: 256}))
+    assert "weightctl.rounding" not in again.metadata
+    again = apply_importance(planned("Q4_K"), read_importance(str(path)), feedback=False)
+    assert "weightctl.rounding" not in again.metadata
+    assert not any("error feedback" in note for note in again.notes)
 
 
 def test_metadata_says_what_weighed_as_that_of_llama_cpp_does() -> None:

@@ -92,6 +92,9 @@ def test_without_the_products_tensors_are_within_the_bound_and_the_reason_is_sai
     assert problems == []
     assert by_verdict(figures) == {Verdict.BOUNDED: set(NAMES)}
     assert not figures.feeds_back
+    # Codes that are not the nearest ones tell nothing of types that values had before.
+    assert figures.through == ""
+    assert figures.additions == ()
     assert any(WITHOUT in each and "--imatrix" in each for each in notes)
 
 

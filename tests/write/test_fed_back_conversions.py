@@ -112,6 +112,15 @@ def test_the_bytes_are_those_of_the_codec_with_the_stored_products(
         assert error["fed back"] < 0.5 * error["alone"]
 
 
+def test_types_of_a_plan_can_be_changed_later(source: Path, matrix: Path, tmp_path: Path) -> None:
+    made = plan(source, matrix, quant="Q4_K").plan
+    for chosen in ({"quant": "Q8_0"}, {"dtype": "f16"}, {"quant": "Q5_0"}):
+        alike = {} if chosen != {"quant": "Q5_0"} else {"imatrix": matrix}
+        convert(made, tmp_path / "later.gguf", force=True, **chosen)
+        convert(source, tmp_path / "at once.gguf", **chosen, **alike, **KEPT)
+        assert read(tmp_path / "later.gguf") == read(tmp_path / "at once.gguf")
+
+
 def test_threads_memory_and_workers_change_no_byte(
     source: Path, matrix: Path, tmp_path: Path
 ) -> None:

@@ -74,8 +74,7 @@ def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = Tru
         else replace(item, importance=None)
         for item in items
     )
-    if feedback and importance.hessians:
-        items = tuple(_add_hessian(item, importance) for item in items)
+    items = tuple(_add_hessian(item, importance if feedback else None) for item in items)
     notes = _notes(plan, items, importance, idle, feedback=feedback)
     metadata = {key: value for key, value in plan.metadata.items() if key not in _ALL}
     if any(item.hessian is not None for item in items):
@@ -125,9 +124,17 @@ def _add_importance(item: Item, importance: Importance) -> Item:
     )  # fmt: skip
 
 
-def _add_hessian(item: Item, importance: Importance) -> Item:
-    hessian = importance.hessians.get(item.info.name)
-    if hessian is None or item.importance is None or not has_parts(item.info.encoding):
+def _add_hessian(item: Item, importance: Importance | None) -> Item:
+    """Return an item with its products of columns; without `importance`, it gets none."""
+    if item.hessian is not None:  # of an earlier plan
+        item = replace(item, hessian=None)
+    hessian = None if importance is None else importance.hessians.get(item.info.name)
+    if (
+        importance is None
+        or hessian is None
+        or item.importance is None
+        or not has_parts(item.info.encoding)
+    ):
         return item
     if item.importance.shape != (1, hessian.columns):
         raise ConversionError(

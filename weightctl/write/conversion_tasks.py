@@ -278,9 +278,11 @@ class ConversionWork:
     def _find_curvature(self, item: Item) -> Curvature | None:
         if item.hessian is None:
             return None
-        from weightctl.codecs.feedback.parts import parts_of  # few conversions need it
+        from weightctl.codecs.feedback.parts import has_parts, parts_of  # few conversions need it
         from weightctl.formats.imatrix.curvatures import Curvatures
 
+        if not has_parts(item.info.encoding):  # of a plan whose types were changed later
+            return None
         with self._lock:
             self._curvatures = self._curvatures or Curvatures()
         return self._curvatures.find(item.hessian, parts_of(item.info.encoding).grid.block)

@@ -267,6 +267,9 @@ def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
     counts, pair = proved.counts, claim.pair
     verdict, reason, details = _decide(claim, proved, are_few=are_few)
     through = proved.route.through
+    route = counts.through if through is None else through.name
+    if claim.is_fed_back and verdict is Verdict.BOUNDED:
+        route = ""  # codes that need not be the nearest ones do not tell
     rows = counts.wrong_rows or (counts.other_rows if verdict is Verdict.OTHER else [])
     return TensorProof(
         name=pair.name,
@@ -283,7 +286,7 @@ def _judge(claim: Claim, proved: Proved, *, are_few: bool) -> TensorProof:
         unusual=counts.unusual,
         wrong_rows=tuple(stored_rows(pair, rows)),
         unusual_rows=tuple(stored_rows(pair, counts.unusual_rows)),
-        through=counts.through if through is None else through.name,
+        through=route,
         reason=reason,
         details=details,
     )  # fmt: skip
