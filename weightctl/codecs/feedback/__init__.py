@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from weightctl.codecs.feedback.parts import CodeValues
     from weightctl.dtype import Encoding
 
-# What is added to each element of the diagonal: a share of itself, and of the mean. With less of it,
+# What is added to each element of the diagonal: a share of itself and of the mean. With less of it,
 # codes fit the texts and not the model; with more of it, less of the errors is passed on. In models
 # whose largest inputs are in few columns, a large share of the mean would hide all other columns.
 _DAMPING = np.float32(0.25)
