@@ -39,6 +39,7 @@ LONG = [
     (f"chaos.py --on processes {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
     (f"chaos.py --on ranks {_CHAOS}", {"killed 3 workers": 1, "all identical": 1}),
     ("family_figures.py mpnet", {r"\| mpnet": 2, "!": 0}),
+    ("feedback.py --cost --layers 1 --width 1024 --folder", {TARGET: 2}),
     ("imatrix.py --size 1MB --chunks 2 --context 64 --threads 1", {"weightctl: ": 1}),
     ("kernels.py --count 8192 --repeats 1", {r"\(target [\d.]+": 29}),
     ("listing.py --repeats 1 --tokens 5000 --tensors 1600", {TARGET: 3}),
@@ -112,6 +113,14 @@ def test_the_bench_of_budgets_finds_types_with_less_divergence_than_a_recipe(
     lower = re.search(r"lower by (\d+) % in the median", printed)
     assert lower is not None
     assert int(lower[1]) >= 10
+
+
+@pytest.mark.long
+def test_the_bench_of_feedback_finds_less_divergence_than_without(tmp_path: Path) -> None:
+    printed = run(f"feedback.py --model {TINY} --only Q4_K --tokens 2048", tmp_path)
+    lower = re.search(r"\| Q4_K \|.* ([-\d.]+)% ±", printed)
+    assert lower is not None
+    assert float(lower[1]) >= 10
 
 
 def test_simulated_workers_do_all_work_and_repeat_what_is_lost() -> None:
