@@ -179,17 +179,17 @@ def test_the_loss_is_lower_than_that_of_the_search_with_importance(name: str) ->
 
 # Beginnings of the SHA-256 of the bytes, which proofs of older files depend on.
 GOLDEN = {
-    "Q4_0": "61d56dc1f166360c",
-    "Q4_1": "d4213d0a6d0912fd",
-    "Q5_0": "8c30bf22c0607c7c",
-    "Q5_1": "e1288f05d2a1278e",
-    "Q2_K": "3e3f33ef22649157",
-    "Q3_K": "3a0e5c69aabf1e43",
-    "Q4_K": "b2dfc5cf43f1031b",
-    "Q5_K": "ee63b26689d075e7",
-    "Q6_K": "68a8ed40b1b14f68",
-    "IQ4_NL": "ce9cf4c053072885",
-    "IQ4_XS": "e1442e0f399b113f",
+    "Q4_0": "b2cea7ba98f6a6dd",
+    "Q4_1": "53bb4b0d7b2a558c",
+    "Q5_0": "fe9f210e2a613829",
+    "Q5_1": "4ee58bb024233cbc",
+    "Q2_K": "0cae6e8530853613",
+    "Q3_K": "24203fac0b4958eb",
+    "Q4_K": "22a7df561037a8b6",
+    "Q5_K": "a853ccfc80153057",
+    "Q6_K": "6af91c4347961bb9",
+    "IQ4_NL": "2e6ceec8915d3785",
+    "IQ4_XS": "b15687d2d102ce5f",
 }
 
 

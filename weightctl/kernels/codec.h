@@ -139,10 +139,9 @@ struct fitted {
    what runs.h states for each run of COMPARED values. `find_doubtful` sets a byte of each block to
    whether its codes need a closer look, see doubts.h.
 
-   `factor_hessian` needs room for FED_BACK rows of a matrix, and `refine_codes` for REFINED(n, shared)
-   columns of a tile; they and `round_columns` do what feedback.h states. */
+   `factor_hessian` needs room for FED_BACK rows of a matrix, and `refine_codes` for the columns of a
+   tile; they and `round_columns` do what feedback.h states. */
 #define FED_BACK 32
-#define REFINED(n, shared) (2 * (n) + 2 * (n) / (shared))
 #define ARRANGED 16
 #define TILE_ROWS 48
 #define TILE_COLUMNS 512

@@ -174,7 +174,7 @@ PyObject *refine_codes(PyObject *self, PyObject *args)
         refuse();
         goto done;
     }
-    space = malloc(REFINED(columns, parts.shared) * sizeof(lanes));
+    space = malloc(columns * sizeof(lanes));
     if (space == NULL) {
         PyErr_NoMemory();
         goto done;

@@ -13,6 +13,33 @@
 
 #define VECTORS (ABREAST / LANES)
 
+/* Subtract the products of the rows from `last` down to `first` with their elements in `space` from
+   `count` rows from `row` on, up to the diagonal. Neighboring rows share what is loaded. */
+INLINE void subtract_rows(float *h, size_t n, size_t first, size_t last, size_t row, size_t count,
+                          const float *space)
+{
+    size_t k = 0;
+    for (; k + 4 * LANES <= row + 1; k += 4 * LANES) {
+        f32v sums[2][4];
+        for (size_t r = 0; r < count; r++)
+            for (int v = 0; v < 4; v++)
+                sums[r][v] = f32v_load(h + (row + r) * n + k + v * LANES);
+        for (size_t j = last; j-- > first;)
+            for (int v = 0; v < 4; v++) {
+                f32v other = f32v_load(h + j * n + k + v * LANES);
+                for (size_t r = 0; r < count; r++)
+                    sums[r][v] -= space[(j - first) * n + row + r] * other;
+            }
+        for (size_t r = 0; r < count; r++)
+            for (int v = 0; v < 4; v++)
+                f32v_store(h + (row + r) * n + k + v * LANES, sums[r][v]);
+    }
+    for (size_t r = 0; r < count; r++)
+        for (size_t rest = k; rest <= row + r; rest++)
+            for (size_t j = last; j-- > first;)
+                h[(row + r) * n + rest] -= space[(j - first) * n + row + r] * h[j * n + rest];
+}
+
 /* Factor the lower triangle of a symmetric matrix in place: it becomes the unit lower L of
    H = L^T D L, without its diagonal, from the last row to the first. `space` has FED_BACK * n values. */
 static void factor_hessian(float *h, size_t n, float *space)
@@ -28,25 +55,11 @@ static void factor_hessian(float *h, size_t n, float *space)
                 for (size_t k = 0; k <= i; k++)
                     h[i * n + k] -= unscaled[i] * own[k];
         }
-        for (size_t i = 0; i < first; i++) {
-            float *row = h + i * n;
-            size_t k = 0;
-            for (; k + 4 * LANES <= i + 1; k += 4 * LANES) {
-                f32v sums[4];
-                for (int v = 0; v < 4; v++)
-                    sums[v] = f32v_load(row + k + v * LANES);
-                for (size_t j = last; j-- > first;) {
-                    float factor = space[(j - first) * n + i];
-                    for (int v = 0; v < 4; v++)
-                        sums[v] -= factor * f32v_load(h + j * n + k + v * LANES);
-                }
-                for (int v = 0; v < 4; v++)
-                    f32v_store(row + k + v * LANES, sums[v]);
-            }
-            for (; k <= i; k++)
-                for (size_t j = last; j-- > first;)
-                    row[k] -= space[(j - first) * n + i] * h[j * n + k];
-        }
+        size_t i = 0;
+        for (; i + 2 <= first; i += 2)
+            subtract_rows(h, n, first, last, i, 2, space);
+        for (; i < first; i++)
+            subtract_rows(h, n, first, last, i, 1, space);
         last = first;
     }
 }
@@ -68,6 +81,28 @@ INLINE void pass_on(const float *matrix, size_t n, size_t first, size_t count,
             }
         for (int v = 0; v < VECTORS; v++)
             f32v_store(to[k] + v * LANES, sums[v]);
+    }
+}
+
+/* Add the products of `count` columns, an even number, of FED_BACK rows of a matrix with `changes`.
+   Neighboring columns share what is loaded. */
+static void gather_errors(const float *matrix, size_t n, const lanes *changes, size_t count,
+                         lanes *to)
+{
+    for (size_t k = 0; k < count; k += 2) {
+        f32v sums[2][VECTORS];
+        for (int r = 0; r < 2; r++)
+            for (int v = 0; v < VECTORS; v++)
+                sums[r][v] = f32v_load(to[k + r] + v * LANES);
+        for (size_t j = 0; j < FED_BACK; j++)
+            for (int v = 0; v < VECTORS; v++) {
+                f32v change = f32v_load(changes[j] + v * LANES);
+                for (int r = 0; r < 2; r++)
+                    sums[r][v] += matrix[j * n + k + r] * change;
+            }
+        for (int r = 0; r < 2; r++)
+            for (int v = 0; v < VECTORS; v++)
+                f32v_store(to[k + r] + v * LANES, sums[r][v]);
     }
 }
 
@@ -111,34 +146,6 @@ static void round_columns(const float *factor, size_t n, size_t first, const str
     }
 }
 
-/* Choose the best code of each column, one after another, at given scales. `rest` is the product of
-   the Hessian with what is left of the values. */
-static void descend_codes(const float *h, size_t n, const struct parts *parts, const lanes *scales,
-                          const lanes *lows, lanes *codes, lanes *rest)
-{
-    lanes before[FED_BACK], changes[FED_BACK];
-    for (size_t start = 0; start < n; start += FED_BACK) {
-        memcpy(before, rest + start, sizeof before);
-        int any = 0;
-        for (size_t j = start; j < start + FED_BACK; j++) {
-            const float *scale = scales[j / parts->shared], *low = lows[j / parts->shared];
-            float *change = changes[j - start], pivot = h[j * n + j];
-            for (int i = 0; i < ABREAST; i++) {
-                float value = codes[j][i] * scale[i] - low[i];
-                float code = nearest_code(parts, value + before[j - start][i] / pivot, scale[i],
-                                          low[i], codes[j][i]);
-                change[i] = code * scale[i] - low[i] - value;
-                codes[j][i] = code;
-            }
-            for (int i = 0; i < ABREAST; i++)
-                any |= change[i] != 0;
-            pass_on(h + start * n, n, j, 1, changes + (j - start), 0, FED_BACK, 1, before);
-        }
-        if (any)
-            pass_on(h, n, start, FED_BACK, changes, 0, n, 1, rest);
-    }
-}
-
 /* The factors of scales, or of mins, in the blocks or sub-blocks of a type: float16 numbers, or
    integers from `least` to `most`. */
 struct factors {
@@ -156,7 +163,7 @@ INLINE float round_factor(const struct factors *factors, float wanted, float bef
 }
 
 /* Set `changes` to what the best change of a factor adds to `count` columns, whose derivatives are
-   `slopes`. */
+   `slopes`. `rest` is the product of the Hessian with what is left of the values. */
 static void fit_factor(const float *h, size_t n, size_t first, size_t count, const lanes *slopes,
                        const lanes *rest, struct factors *factors, lanes *changes)
 {
@@ -179,10 +186,10 @@ static void fit_factor(const float *h, size_t n, size_t first, size_t count, con
             changes[k][i] = slopes[k][i] * gains[i];
 }
 
-/* Fit the scale of `count` columns, and then their min if there are `low_slopes`. */
-static void fit_columns(const float *h, size_t n, size_t first, size_t count, const lanes *slopes,
-                        const lanes *low_slopes, struct factors *scales, struct factors *lows,
-                        lanes *rest)
+/* Fit the scale of `count` columns of a block, and then their min if there are `low_slopes`. */
+static void fit_columns(const float *h, size_t n, size_t block, size_t first, size_t count,
+                        const lanes *slopes, const lanes *low_slopes, struct factors *scales,
+                        struct factors *lows, lanes *rest)
 {
     lanes changes[BLOCKED], more[BLOCKED], left[BLOCKED];
     fit_factor(h, n, first, count, slopes, rest + first, scales, changes);
@@ -194,82 +201,106 @@ static void fit_columns(const float *h, size_t n, size_t first, size_t count, co
             for (int i = 0; i < ABREAST; i++)
                 changes[k][i] += more[k][i];
     }
-    pass_on(h, n, first, count, changes, 0, n, 1, rest);
+    pass_on(h, n, first, count, changes, 0, block, 1, rest);
 }
 
-/* Fit the factors of the columns from `first` to `stop`, whose values have the factors `scales` and
-   `lows`, too: those of their block, or of each `each` columns. */
-static void fit_scales(const float *h, size_t n, size_t first, size_t stop, const lanes *scales,
-                       const lanes *lows, size_t each, struct factors *of_scales,
-                       struct factors *of_lows, const lanes *codes, lanes *rest)
-{
-    lanes slopes[BLOCKED], low_slopes[BLOCKED];
-    for (size_t j = first; j < stop; j++)
-        for (int i = 0; i < ABREAST; i++) {
-            slopes[j - first][i] = codes[j][i] * scales[j / each][i];
-            if (lows != NULL)
-                low_slopes[j - first][i] = -lows[j / each][i];
-        }
-    fit_columns(h, n, first, stop - first, slopes, lows == NULL ? NULL : low_slopes, of_scales,
-                of_lows, rest);
-}
-
+/* Fit the scales of the sub-blocks of a block to its codes, and their mins; `fitted` begins with it. */
 static void refit_scales(const float *h, size_t n, const struct parts *parts,
                          const struct fitted *fitted, const lanes *codes, lanes *rest)
 {
     int halves = !parts->has_factors, has_lows = fitted->lows != NULL;
     float least = halves ? -HUGE_VALF : parts->least_factor;
     float most = halves ? HUGE_VALF : parts->most_factor;
-    for (size_t first = 0; first < n; first += parts->block) {
-        size_t block = first / parts->block;
-        struct factors scales = {-HUGE_VALF, HUGE_VALF, 1, fitted->block_scales[block]};
-        struct factors lows = {0, HUGE_VALF, 1, has_lows ? fitted->block_lows[block] : NULL};
-        if (!halves)
-            fit_scales(h, n, first, first + parts->block, fitted->scales, fitted->lows,
-                       parts->shared, &scales, &lows, codes, rest);
-        for (size_t start = first; start < first + parts->block; start += parts->shared) {
-            size_t group = start / parts->shared;
-            scales = (struct factors){least, most, halves, fitted->scales[group]};
-            lows = (struct factors){least, most, halves, has_lows ? fitted->lows[group] : NULL};
-            fit_scales(h, n, start, start + parts->shared, fitted->block_scales,
-                       fitted->block_lows, parts->block, &scales, &lows, codes, rest);
-        }
+    const float *scale = fitted->block_scales[0], *low = has_lows ? fitted->block_lows[0] : NULL;
+    lanes slopes[BLOCKED], low_slopes[BLOCKED];
+    for (size_t part = 0; part < parts->block; part += parts->shared) {
+        size_t group = part / parts->shared;
+        for (size_t k = 0; k < parts->shared; k++)
+            for (int i = 0; i < ABREAST; i++) {
+                slopes[k][i] = codes[part + k][i] * scale[i];
+                if (has_lows)
+                    low_slopes[k][i] = -low[i];
+            }
+        struct factors scales = {least, most, halves, fitted->scales[group]};
+        struct factors lows = {least, most, halves, has_lows ? fitted->lows[group] : NULL};
+        fit_columns(h, n, parts->block, part, parts->shared, slopes, has_lows ? low_slopes : NULL,
+                    &scales, &lows, rest);
     }
 }
 
-/* Fit the scales to the codes, and the codes to the scales, in turn. */
-static void refine_codes(const float *h, size_t n, const struct parts *parts, size_t rounds,
-                         const lanes *own, const struct fitted *fitted, lanes *codes, lanes *space)
+/* Choose the best code of each column of a block, one after another. */
+static void descend_codes(const float *h, size_t n, const struct parts *parts, const lanes *scales,
+                          const lanes *lows, lanes *codes, lanes *rest)
 {
-    size_t groups = n / parts->shared, per_block = parts->block / parts->shared;
-    lanes *rest = space, *scales = rest + n, *lows = scales + groups, *left = lows + groups;
-    for (size_t round = 0; round <= 2 * rounds; round++) {
-        if (round % 2 && parts->is_fixed)
-            continue;
-        if (round % 2) {
-            refit_scales(h, n, parts, fitted, codes, rest);
-            continue;
+    for (size_t j = 0; j < parts->block; j++) {
+        const float *scale = scales[j / parts->shared], *low = lows[j / parts->shared];
+        float pivot = h[j * n + j];
+        lanes change;
+        int any = 0;
+        for (int i = 0; i < ABREAST; i++) {
+            float value = codes[j][i] * scale[i] - low[i];
+            float code = nearest_code(parts, value + rest[j][i] / pivot, scale[i], low[i],
+                                      codes[j][i]);
+            change[i] = code * scale[i] - low[i] - value;
+            codes[j][i] = code;
         }
-        for (size_t g = 0; g < groups; g++)
-            for (int i = 0; i < ABREAST; i++) {
-                size_t block = g / per_block;
-                scales[g][i] = fitted->scales[g][i] * fitted->block_scales[block][i];
-                lows[g][i] = fitted->lows == NULL
-                                 ? 0 : fitted->lows[g][i] * fitted->block_lows[block][i];
-            }
-        if (round) {
-            descend_codes(h, n, parts, scales, lows, codes, rest);
-            continue;
-        }
-        for (size_t j = 0; j < n; j++) {
-            const float *scale = scales[j / parts->shared], *low = lows[j / parts->shared];
-            for (int i = 0; i < ABREAST; i++)
-                left[j][i] = own[j][i] - (codes[j][i] * scale[i] - low[i]);
-        }
-        memset(rest, 0, n * sizeof *rest);
-        for (size_t j = 0; j < n; j += FED_BACK)
-            pass_on(h, n, j, FED_BACK, left + j, 0, n, 0, rest);
+        for (int i = 0; i < ABREAST; i++)
+            any |= change[i] != 0;
+        if (any)
+            pass_on(h, n, j, 1, &change, 0, parts->block, 1, rest);
     }
+}
+
+/* Set the scales and mins of the sub-blocks of a block, and what is left of its values. */
+static void find_errors(const struct parts *parts, const struct fitted *fitted, const lanes *own,
+                        const lanes *codes, lanes *scales, lanes *lows, lanes *errors)
+{
+    for (size_t g = 0; g < parts->block / parts->shared; g++)
+        for (int i = 0; i < ABREAST; i++) {
+            scales[g][i] = fitted->scales[g][i] * fitted->block_scales[0][i];
+            lows[g][i] = fitted->lows == NULL ? 0 : fitted->lows[g][i] * fitted->block_lows[0][i];
+        }
+    for (size_t j = 0; j < parts->block; j++) {
+        const float *scale = scales[j / parts->shared], *low = lows[j / parts->shared];
+        for (int i = 0; i < ABREAST; i++)
+            errors[j][i] = own[j][i] - (codes[j][i] * scale[i] - low[i]);
+    }
+}
+
+/* What belongs to the blocks from `first` on. */
+static struct fitted skip_blocks(const struct fitted *fitted, size_t first,
+                                 const struct parts *parts)
+{
+    size_t block = first / parts->block, group = first / parts->shared;
+    int has_lows = fitted->lows != NULL;
+    return (struct fitted){fitted->block_scales + block,
+                           has_lows ? fitted->block_lows + block : NULL, fitted->scales + group,
+                           has_lows ? fitted->lows + group : NULL};
+}
+
+/* Fit the scales to the codes, and the codes to the scales, in one block after another. `errors` has
+   room for all columns. */
+static void refine_codes(const float *h, size_t n, const struct parts *parts, size_t rounds,
+                         const lanes *own, const struct fitted *all, lanes *codes, lanes *errors)
+{
+    lanes rest[BLOCKED], scales[BLOCKED], lows[BLOCKED];
+    for (size_t first = 0; first < n; first += parts->block) {
+        struct fitted fitted = skip_blocks(all, first, parts);
+        find_errors(parts, &fitted, own + first, codes + first, scales, lows, errors + first);
+    }
+    for (size_t round = 0; round < rounds; round++)
+        for (size_t first = 0; first < n; first += parts->block) {
+            struct fitted fitted = skip_blocks(all, first, parts);
+            const float *local = h + first * n + first;
+            memset(rest, 0, sizeof rest);
+            for (size_t j = 0; j < n; j += FED_BACK)
+                gather_errors(h + j * n + first, n, errors + j, parts->block, rest);
+            if (!parts->is_fixed)
+                refit_scales(local, n, parts, &fitted, codes + first, rest);
+            find_errors(parts, &fitted, own + first, codes + first, scales, lows, errors + first);
+            descend_codes(local, n, parts, scales, lows, codes + first, rest);
+            find_errors(parts, &fitted, own + first, codes + first, scales, lows, errors + first);
+        }
 }
 
 #undef VECTORS

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 ABREAST = 32
 # How often scales, and then codes, are fitted.
 ROUNDS = 1
-# Columns whose changes are applied to the others at a time.
-_FED_BACK = 32
 
 
 class Columns(NamedTuple):
@@ -44,6 +42,13 @@ class FactoredScales(NamedTuple):
             * self.of_blocks[:, :, columns // grid.block]
         )
         return made if grid.has_mins else np.concatenate([made, np.zeros_like(made)])
+
+    def cut(self, columns: slice, grid: CodeValues) -> FactoredScales:
+        """Return those of some columns, as views."""
+        blocks, groups = (
+            slice(columns.start // each, columns.stop // each) for each in (grid.block, grid.shared)
+        )
+        return FactoredScales(self.of_blocks[:, :, blocks], self.of_groups[:, :, groups])
 
 
 def factor_hessian(matrix: F32) -> None:
@@ -87,15 +92,27 @@ def round_columns(factor: F32, first: int, columns: Columns, scales: F32, grid: 
 def refine_codes(
     hessian: F32, own: F32, codes: F32, scales: FactoredScales, grid: CodeValues
 ) -> None:
-    """Fit the scales to the codes, and the codes to the scales, in turn."""
-    of_columns, lows = scales.multiply(0, own.shape[1], grid)
-    # The product of the Hessian with what is left of the values.
-    rest = np.zeros_like(own)
-    _pass_on(hessian, slice(None), codes * of_columns - lows - own, rest)
+    """Fit the scales to the codes, and the codes to the scales, in one block after another."""
+    n = own.shape[1]
+    errors = _find_errors(own, codes, scales.multiply(0, n, grid))
     for _ in range(ROUNDS):
-        if not grid.is_fixed:
-            _refit_scales(hessian, codes, rest, scales, grid)
-        _descend_codes(hessian, codes, rest, scales, grid)
+        for first in range(0, n, grid.block):
+            block = slice(first, first + grid.block)
+            # The product of the Hessian with what is left of the values.
+            rest = np.zeros_like(own[:, block])
+            _pass_on(hessian[block], slice(None), -errors, rest)
+            local = hessian[block, block]
+            if not grid.is_fixed:
+                _refit_scales(local, codes[:, block], rest, scales.cut(block, grid), grid)
+            made = scales.multiply(block.start, block.stop, grid)
+            _descend_codes(local, codes[:, block], rest, made, grid)
+            errors[:, block] = _find_errors(own[:, block], codes[:, block], made)
+
+
+def _find_errors(own: F32, codes: F32, scales: F32) -> F32:
+    of_columns, lows = scales
+    found: F32 = own - (codes * of_columns - lows)
+    return found
 
 
 def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
@@ -107,59 +124,35 @@ def _pass_on(hessian: F32, part: slice, changes: F32, rest: F32) -> None:
 def _refit_scales(
     hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: CodeValues
 ) -> None:
-    of_blocks, of_groups = scales
-    factors, halves = grid.factors, (-np.inf, np.inf)
-    limits = (halves, halves) if factors is None else (factors, factors)
-    for first in range(0, codes.shape[1], grid.block):
-        block = of_blocks[:, :, first // grid.block]
-        if factors is not None:
-            groups = slice(first // grid.shared, (first + grid.block) // grid.shared)
-            slopes = np.repeat(of_groups[:, :, groups], grid.shared, 2)
-            whole = slice(first, first + grid.block)
-            slopes[0] *= codes[:, whole]
-            _fit_factors(
-                (hessian, whole), slopes, block, (halves, (0, np.inf)), rest, are_halves=True
-            )
-        for start in range(first, first + grid.block, grid.shared):
-            part = slice(start, start + grid.shared)
-            slopes = np.repeat(block[:, :, None], grid.shared, 2)
-            slopes[0] *= codes[:, part]
-            of_group = of_groups[:, :, start // grid.shared]
-            _fit_factors(
-                (hessian, part), slopes, of_group, limits, rest, are_halves=factors is None
-            )
+    """Fit the scales of the sub-blocks of a block to its codes, and the mins.
 
-
-def _fit_factors(
-    columns: tuple[F32, slice],
-    slopes: F32,
-    factors: F32,
-    limits: tuple[tuple[float, float], tuple[float, float]],
-    rest: F32,
-    *,
-    are_halves: bool,
-) -> None:
-    """Fit a factor of the scale of some columns of a Hessian, and then one of their min.
-
-    `slopes` are the derivatives of the values; that of a min has the sign that it is stored with.
+    The float16 of a block with sub-blocks stays as it is: fitting it, too, takes as long as the
+    rest, and does not lower the loss.
     """
-    hessian, part = columns
-    left, changes = rest[:, part].copy(), np.zeros_like(rest[:, part])
-    own = hessian[part, part]
-    for kind, slope in enumerate((slopes[0], *(-each for each in slopes[1:]))):
-        product = np.zeros_like(slope)
-        _pass_on(own, slice(None), -slope, product)
-        gain, cost = (_add_in_order(slope * each) for each in (left, product))
-        before = factors[kind].copy()
-        made = before + np.where(cost > 0, gain / cost, np.float32(0)).astype(np.float32)
-        made = made.astype(np.float16).astype(np.float32) if are_halves else np.rint(made)
-        least, most = map(np.float32, limits[kind])
-        made = np.where(made < least, least, np.where(made > most, most, made))
-        factors[kind] = np.where(np.isfinite(made), made, before)
-        change = slope * (factors[kind] - before)[:, None]
-        _pass_on(own, slice(None), change, left)
-        changes = changes + change if kind else change
-    _pass_on(hessian, part, changes, rest)
+    least, most = map(np.float32, grid.factors or (-np.inf, np.inf))
+    for start in range(0, grid.block, grid.shared):
+        part = slice(start, start + grid.shared)
+        slopes = np.repeat(scales.of_blocks[:, :, :1], grid.shared, 2)
+        slopes[0] *= codes[:, part]
+        factors = scales.of_groups[:, :, start // grid.shared]
+        left, changes = rest[:, part].copy(), np.zeros_like(rest[:, part])
+        own = hessian[part, part]
+        for kind, slope in enumerate((slopes[0], *(-each for each in slopes[1:]))):
+            product = np.zeros_like(slope)
+            _pass_on(own, slice(None), -slope, product)
+            gain, cost = (_add_in_order(slope * each) for each in (left, product))
+            before = factors[kind].copy()
+            made = before + np.where(cost > 0, gain / cost, np.float32(0)).astype(np.float32)
+            if grid.factors is None:
+                made = made.astype(np.float16).astype(np.float32)
+            else:
+                made = np.rint(made)
+            made = np.where(made < least, least, np.where(made > most, most, made))
+            factors[kind] = np.where(np.isfinite(made), made, before)
+            change = slope * (factors[kind] - before)[:, None]
+            _pass_on(own, slice(None), change, left)
+            changes = changes + change if kind else change
+        _pass_on(hessian, part, changes, rest)
 
 
 def _add_in_order(columns: F32) -> F32:
@@ -168,23 +161,13 @@ def _add_in_order(columns: F32) -> F32:
     return found
 
 
-def _descend_codes(
-    hessian: F32, codes: F32, rest: F32, scales: FactoredScales, grid: CodeValues
-) -> None:
-    """Choose the best code of each column, one after another."""
-    n = codes.shape[1]
-    of_columns, lows = scales.multiply(0, n, grid)
-    for start in range(0, n, _FED_BACK):
-        part = slice(start, start + _FED_BACK)
-        left, own = rest[:, part].copy(), hessian[part, part]
-        changes = np.empty_like(left)
-        for place in range(_FED_BACK):
-            column = start + place
-            scale, low = of_columns[:, column], lows[:, column]
-            before = codes[:, column] * scale - low
-            wanted = before + left[:, place] / own[place, place]
-            code = _choose_codes(wanted, scale, low, grid, codes[:, column])
-            changes[:, place] = code * scale - low - before
-            codes[:, column] = code
-            _pass_on(own, slice(place, place + 1), changes[:, place, None], left)
-        _pass_on(hessian, part, changes, rest)
+def _descend_codes(hessian: F32, codes: F32, rest: F32, scales: F32, grid: CodeValues) -> None:
+    """Choose the best code of each column of a block, one after another."""
+    for column in range(codes.shape[1]):
+        scale, low = scales[:, :, column]
+        before = codes[:, column] * scale - low
+        wanted = before + rest[:, column] / hessian[column, column]
+        code = _choose_codes(wanted, scale, low, grid, codes[:, column])
+        change = code * scale - low - before
+        codes[:, column] = code
+        _pass_on(hessian, slice(column, column + 1), change[:, None], rest)

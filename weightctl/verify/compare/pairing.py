@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.codecs import can_decode, can_encode, is_exact, transcode
+from weightctl.codecs.feedback.parts import has_parts
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ArchitectureError, ConversionError, NonFiniteError
 from weightctl.families.diffusion import find_diffusion, recognize_diffusion
@@ -17,6 +18,7 @@ from weightctl.families.family import OF_CONFIG
 from weightctl.families.matching import EMBEDDING_WEIGHT, OUTPUT_WEIGHT, match
 from weightctl.families.names import split_layer_number
 from weightctl.families.steps import convert_form, module_form
+from weightctl.plan.importance import states_feedback
 from weightctl.schemes.buffers import is_buffer
 from weightctl.weights.derived import Derived, DerivedTensor, StoredTensor, tensor_of
 from weightctl.weights.steps.numbers import Constant, read_floats
@@ -122,6 +124,8 @@ class Pair(NamedTuple):
     expert, and `layer` the number of the layer, or None. `name` and `reference_name` are the names
     of the stored tensors. `names` has the parameter's names in both naming conventions; it is None
     if the family is unknown. `bits` and `reference_bits` are the bits per value in the files.
+    `is_fed_back` says that a checkpoint with blocks of codes states that values were rounded with
+    error feedback.
     """
 
     module: str
@@ -134,6 +138,7 @@ class Pair(NamedTuple):
     names: TensorNames | None = None
     bits: float = 32
     reference_bits: float = 32
+    is_fed_back: bool = False
 
     @property
     def expert(self) -> int | None:
@@ -318,6 +323,17 @@ def pair_tensors(subject: Subject, reference: Subject) -> Pairing:
     family, it is used for both. If that fails, or if the families differ, tensors with equal names
     are paired. Tensors are not read.
     """
+    found = _pair_models(subject, reference)
+    if any(states_feedback(header_of(each.stored).metadata) for each in (subject, reference)):
+        pairs = [
+            pair._replace(is_fed_back=any(has_parts(side.encoding) for side in pair.sides))
+            for pair in found.pairs
+        ]
+        found = replace(found, pairs=pairs)
+    return found
+
+
+def _pair_models(subject: Subject, reference: Subject) -> Pairing:
     own, other = subject.checkpoint, reference.checkpoint
     if own is None and other is not None:
         own = _adopt(subject.weights, other)

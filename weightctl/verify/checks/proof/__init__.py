@@ -13,7 +13,7 @@ from weightctl.codecs.feedback.parts import has_parts
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.formats.imatrix.entry import is_idle
-from weightctl.plan.importance import LOOKED_UP, states_feedback
+from weightctl.plan.importance import LOOKED_UP
 from weightctl.text.wording import percent, pluralize
 from weightctl.verify.checks.values import (
     explain_skip,
@@ -26,7 +26,6 @@ from weightctl.verify.checks.values import (
 from weightctl.verify.compare.distance import (
     Measured,
     Piece,
-    allowed_error,
     is_within,
     measure_pair,
     measure_pieces,
@@ -81,9 +80,6 @@ _FEW_BYTES, _MANY_BYTES = 64, 2000
 _FP8 = "F8_"
 # The ends of the names of scales of bitsandbytes, which has no error feedback.
 _PLAIN = (".absmax", ".SCB")
-# The largest error of a run with error feedback, as a multiple of the expected error: runs whose
-# columns have hardly any effect take the errors of others.
-_FED_BACK_LIMIT = 64.0
 # Matrices have more rows than this.
 _USUAL_ROWS = 32
 
@@ -200,7 +196,6 @@ def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random)
         from weightctl.formats.imatrix.curvatures import Curvatures
 
         importance, curvatures = read_importance(request.imatrix), Curvatures()
-    is_fed_back = states_feedback(header_of(request.subject.stored).metadata)
     for pair in pairs:
         info = pair.tensor.info
         neighbors = find_neighbors(pair.tensor) if pair.sides[0].is_apart else None
@@ -209,7 +204,7 @@ def _make_claims(request: Request, pairs: Sequence[Pair], chance: random.Random)
             claim = claim._replace(ranges=_draw_rows(claim, request.sample, chance))
         if importance is not None and curvatures is not None:
             claim = _use_importance(claim, importance, curvatures)
-        if is_fed_back and claim.find_curvature is None and has_parts(info.encoding):
+        if pair.is_fed_back and claim.find_curvature is None:
             claim = claim._replace(is_fed_back=True)
         yield claim
 
@@ -338,7 +333,7 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
     details = (
         f"relative RMSE {percent(measured.relative_rmse)}, expected {percent(measured.expected)}"
     )
-    if not (_is_near(claim, measured) if claim.is_fed_back else is_within(claim.pair, measured)):
+    if not is_within(claim.pair, measured):
         return Verdict.OTHER, "it is further from the source than its type explains", details
     if claim.neighbors is not None and not counts.wrong:
         return Verdict.PROVED, "", ""
@@ -349,12 +344,6 @@ def _decide_by_distance(claim: Claim, proved: Proved) -> tuple[Verdict, str, str
         else "codes of this type need not be the nearest ones"
     )
     return Verdict.BOUNDED, reason, details
-
-
-def _is_near(claim: Claim, measured: Measured) -> bool:
-    """Whether a tensor with error feedback is near its source; columns without effect are not."""
-    is_far = measured.relative_rmse > allowed_error(claim.pair, measured)
-    return not is_far and not measured.nonfinite and measured.worst <= _FED_BACK_LIMIT
 
 
 def _measure(claim: Claim) -> Measured:
