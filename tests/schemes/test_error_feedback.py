@@ -71,7 +71,7 @@ def test_errors_of_outputs_become_much_smaller(name: str) -> None:
     assert grid is not None
     curvature = prepare_curvature(products.copy(), grid.block)
     found = search_codes(rounding, values, peak, weights).codes
-    made = feed_back(rounding, values, found, peak, curvature)
+    made = feed_back(rounding, values, found, peak, grid=grid, curvature=curvature)
     before, after = (
         measure_loss(values, rounding.restore(each, peak), products) for each in (found, made)
     )
@@ -83,7 +83,7 @@ def test_errors_of_outputs_become_much_smaller(name: str) -> None:
         scales=found.scales[:3],
         offsets=None if found.offsets is None else found.offsets[:3],
     )
-    alone = feed_back(rounding, values[:3], part, peak, curvature)
+    alone = feed_back(rounding, values[:3], part, peak, grid=grid, curvature=curvature)
     np.testing.assert_array_equal(alone.codes, made.codes[:3])
 
 

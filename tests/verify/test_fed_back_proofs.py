@@ -171,3 +171,19 @@ def test_a_sample_is_reproduced_with_the_products(made: Made) -> None:
     assert problems == []
     assert by_verdict(figures) == {Verdict.BOUNDED: made.names}
     assert any(WITHOUT in each for each in notes)
+
+
+def test_values_may_differ_more_and_a_note_says_so(made: Made) -> None:
+    result = verify(made.fed_back, made.source, checks=["values"]).results["values"]
+    assert not result.problems
+    assert any("error feedback" in note and "--prove" in note for note in result.notes)
+    plain = verify(made.plain, made.source, checks=["values"]).results["values"]
+    assert not any("error feedback" in note for note in plain.notes)
+
+
+def test_a_file_that_is_quantized_again_does_not_state_feedback(made: Made, tmp_path: Path) -> None:
+    again, kept = tmp_path / "again.gguf", tmp_path / "kept.gguf"
+    convert(made.fed_back, again, names="keep", quant="Q8_0", allow_requantize=True)
+    assert "weightctl.rounding" not in open_weights(again).metadata
+    convert(made.fed_back, kept, names="keep")
+    assert "weightctl.rounding" in open_weights(kept).metadata

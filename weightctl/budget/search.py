@@ -16,7 +16,6 @@ from weightctl.budget.limits import IN_PLACE, KEEP, QuantizationBudget
 from weightctl.budget.space import SearchedTensor
 from weightctl.budget.type_search import TypeSearch
 from weightctl.codecs import transcode
-from weightctl.codecs.feedback.parts import has_parts, parts_of
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError
 from weightctl.families.model import ARCHITECTURE
@@ -93,9 +92,7 @@ def encode_rows(
     """
     wanted = item.info.encoding
     importance = item.importance_of(matrix) if wanted.takes_importance else None
-    curvature = None
-    if curvatures is not None and item.hessian is not None and has_parts(wanted):
-        curvature = curvatures.find(item.hessian, parts_of(wanted).grid.block)
+    curvature = None if curvatures is None else curvatures.find_for(item.hessian, wanted)
     return transcode(
         raw, item.source.encoding, wanted, importance,
         curvature=curvature, zero_nonfinite=zero_nonfinite,

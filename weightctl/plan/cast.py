@@ -11,6 +11,7 @@ from weightctl.families.model import ARCHITECTURE
 from weightctl.families.names import is_matrix_weight, is_projection
 from weightctl.formats import FORMATS, has_type
 from weightctl.plan.file_types import GUESSED, file_type
+from weightctl.plan.importance import ROUNDING
 from weightctl.plan.plan import Described, Plan
 from weightctl.plan.recipe_lines import Recipe
 from weightctl.plan.type_rules import parse_rules
@@ -390,8 +391,13 @@ def _refuse_substitutes(items: Sequence[Item]) -> None:
 def _update_type_metadata(
     plan: Plan, items: Sequence[Item], target: Encoding | Recipe | None
 ) -> dict[str, MetadataValue]:
-    """Return the metadata with updated values of the two keys that state the types of a file."""
+    """Return the metadata with updated values of the keys that state the types of a file."""
     metadata = dict(plan.metadata)
+    if not any(
+        item.hessian is not None or (item.is_copy and item.info.encoding.quantization)
+        for item in items
+    ):
+        metadata.pop(ROUNDING, None)  # no block of the source is left that it describes
     if ARCHITECTURE in metadata and any(not item.is_copy for item in items):
         number = target.file_type if isinstance(target, Recipe) else None
         if number == GUESSED:  # the recipe mixes types, so that no number names them

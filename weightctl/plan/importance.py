@@ -13,7 +13,6 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from weightctl.codecs.feedback.parts import has_parts
 from weightctl.errors import ConversionError
 from weightctl.formats.open.index import few
 from weightctl.weights.metadata import MetadataValue
@@ -34,8 +33,8 @@ _DATASET = "quantize.imatrix.dataset"
 _ENTRIES = "quantize.imatrix.entries_count"
 _CHUNKS = "quantize.imatrix.chunks_count"
 # How the values of a file were rounded, if not each to the nearest code.
-_ROUNDING, _FEEDBACK = "weightctl.rounding", "error feedback"
-_ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS, _ROUNDING}
+ROUNDING, _FEEDBACK = "weightctl.rounding", "error feedback"
+_ALL = {_FILE, _DATASET, _ENTRIES, _CHUNKS, ROUNDING}
 
 
 def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = True) -> Plan:
@@ -78,7 +77,7 @@ def apply_importance(plan: Plan, importance: Importance, *, feedback: bool = Tru
     notes = _notes(plan, items, importance, idle, feedback=feedback)
     metadata = {key: value for key, value in plan.metadata.items() if key not in _ALL}
     if any(item.hessian is not None for item in items):
-        metadata[_ROUNDING] = MetadataValue("string", _FEEDBACK)
+        metadata[ROUNDING] = MetadataValue("string", _FEEDBACK)
     return replace(
         plan,
         items=items,
@@ -96,7 +95,7 @@ def describe_feedback(count: int, alone: Sequence[str]) -> str:
 
 def states_feedback(metadata: Mapping[str, MetadataValue]) -> bool:
     """Whether a checkpoint says that values were rounded with error feedback."""
-    stated = metadata.get(_ROUNDING)
+    stated = metadata.get(ROUNDING)
     return stated is not None and stated.content == _FEEDBACK
 
 
@@ -128,6 +127,8 @@ def _add_hessian(item: Item, importance: Importance | None) -> Item:
     """Return an item with its products of columns; without `importance`, it gets none."""
     if item.hessian is not None:  # of an earlier plan
         item = replace(item, hessian=None)
+    from weightctl.codecs.feedback.parts import has_parts  # plans for copies need no NumPy
+
     hessian = None if importance is None else importance.hessians.get(item.info.name)
     if (
         importance is None

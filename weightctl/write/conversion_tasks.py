@@ -278,14 +278,12 @@ class ConversionWork:
     def _find_curvature(self, item: Item) -> Curvature | None:
         if item.hessian is None:
             return None
-        from weightctl.codecs.feedback.parts import has_parts, parts_of  # few conversions need it
-        from weightctl.formats.imatrix.curvatures import Curvatures
+        from weightctl.formats.imatrix.curvatures import Curvatures  # few conversions need it
 
-        if not has_parts(item.info.encoding):  # of a plan whose types were changed later
-            return None
         with self._lock:
             self._curvatures = self._curvatures or Curvatures()
-        return self._curvatures.find(item.hessian, parts_of(item.info.encoding).grid.block)
+        # None if the types of the plan were changed later.
+        return self._curvatures.find_for(item.hessian, item.info.encoding)
 
     def list_documents(self, *_: object) -> dict[str, bytes]:
         """Return no documents, since the index is part of the outcome, and known before the run."""

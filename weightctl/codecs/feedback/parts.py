@@ -38,8 +38,8 @@ class CodeValues(NamedTuple):
 
     Codes are integers from `least` to `most`, or those of `levels`, 16 in ascending order. A value
     is the code times the scale of its sub-block, minus a min if the type `has_mins`. `factors` is
-    the range of the integers of the sub-blocks; None if there are no sub-blocks. If the scale
-    `is_fixed`, it is not fitted to the codes.
+    the range of the integers of the sub-blocks, None for types without them. Scales that are
+    `is_fixed` are kept; others are fitted to the codes.
     """
 
     block: int

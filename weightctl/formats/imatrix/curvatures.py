@@ -5,8 +5,11 @@ from __future__ import annotations
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from weightctl.codecs.feedback.parts import has_parts, parts_of
+
 if TYPE_CHECKING:
     from weightctl.codecs.feedback import Curvature
+    from weightctl.dtype import Encoding
     from weightctl.formats.imatrix.entry import Products
 
 # Of a layer, some matrices have the same inputs, and one with others can be between them.
@@ -22,6 +25,15 @@ class Curvatures:
     def __init__(self) -> None:
         self._lock = Lock()
         self._found: dict[tuple[Products, int], Curvature] = {}
+
+    def find_for(self, products: Products | None, encoding: Encoding) -> Curvature | None:
+        """Return the curvature of a matrix for a block type.
+
+        It is None without products, and for types whose codes cannot be chosen. Raises as `find`.
+        """
+        if products is None or not has_parts(encoding):
+            return None
+        return self.find(products, parts_of(encoding).grid.block)
 
     def find(self, products: Products, block: int) -> Curvature:
         """Return the curvature of a matrix for blocks of this many columns.

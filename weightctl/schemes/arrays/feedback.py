@@ -47,18 +47,21 @@ def find_grid(rounding: Rounding, columns: int) -> CodeValues | None:
 
 
 def feed_back(
-    rounding: Rounding, values: F32, found: Codes, peak: np.float32, curvature: Curvature
+    rounding: Rounding,
+    values: F32,
+    found: Codes,
+    peak: np.float32,
+    *,
+    grid: CodeValues,
+    curvature: Curvature,
 ) -> Codes:
     """Return codes of whole rows, shape (r, columns), at the scales of `found`.
 
-    There is a `find_grid` for them.
+    `grid` is that of `find_grid`.
     """
     from weightctl.codecs.feedback import choose_codes  # few conversions need it
 
     shape = shape_of(values)
-    grid = find_grid(rounding, shape[1])
-    if grid is None:
-        raise ValueError(f"no grid for {rounding}")
     scales = spread(rounding.read_scales(found.scales, peak), shape, rounding.grid)[..., 0]
     scales = np.repeat(scales, shape[1] // grid.shared // scales.shape[1], axis=1)
     # Values are codes times scales plus what code 0 stands for.

@@ -214,7 +214,7 @@ class EncodedWeight:
         made = self.encoding
         across = made.rows if made.by_columns else made.columns
         if made.by_columns and self.feeds_back:
-            return max(1, made.columns // made.unit)  # errors are passed on to all columns
+            return -(-made.columns // made.unit)  # errors are passed on to all columns
         area = _COLUMN_BAND if made.by_columns else TILE
         return max(1, area // (across * made.unit))
 
@@ -327,11 +327,13 @@ class EncodedWeight:
         if has_one_scale(made.rounding):
             ratio = self.peak.find_ratio(made.rounding)
         found = search_codes(made.rounding, values, peak, weights, ratio)
-        grid = find_grid(made.rounding, made.columns) if search.products is not None else None
+        grid = find_grid(made.rounding, made.columns)
         if search.products is None or grid is None or weights is None:
             return found
         curvature = search.curvatures.find(search.products, grid.block)
-        codes = feed_back(made.rounding, values, found.codes, peak, curvature)
+        codes = feed_back(
+            made.rounding, values, found.codes, peak, grid=grid, curvature=curvature
+        )  # fmt: skip
         return found._replace(codes=codes)
 
     def _round_values(self, tile: _Tile, peak: np.float32) -> RoundedTile:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from weightctl.codecs import can_encode, is_exact, transcode
-from weightctl.codecs.feedback.parts import parts_of
 from weightctl.dtype import ENCODINGS
 from weightctl.errors import ConversionError, NonFiniteError
 from weightctl.system.threads import Memory, map_in_threads
@@ -101,7 +100,7 @@ class Claim(NamedTuple):
     ranges: Sequence[range]
     importance: ColumnWeights | None = None
     matrix: int = 0
-    find_curvature: Callable[[int], Curvature] | None = None
+    find_curvature: Callable[[Encoding], Curvature | None] | None = None
     is_fed_back: bool = False
     neighbors: Neighbors | None = None
 
@@ -389,9 +388,7 @@ class _RowBlocks:
             importance = claim.importance[claim.matrix + self._rows.start // claim.height]
         if not can_encode(encoding) or (encoding.needs_importance and importance is None):
             return None
-        curvature = None
-        if claim.find_curvature is not None:
-            curvature = claim.find_curvature(parts_of(encoding).grid.block)
+        curvature = None if claim.find_curvature is None else claim.find_curvature(encoding)
         try:
             return transcode(
                 values.raw, values.encoding, encoding, importance, curvature=curvature

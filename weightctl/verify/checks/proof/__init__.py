@@ -232,7 +232,7 @@ def _use_importance(claim: Claim, importance: Importance, curvatures: Curvatures
         and has_parts(claim.pair.tensor.info.encoding)
         and not is_idle(weights[first])
     ):
-        claim = claim._replace(find_curvature=partial(curvatures.find, hessian))
+        claim = claim._replace(find_curvature=partial(curvatures.find_for, hessian))
     return claim
 
 

@@ -63,6 +63,10 @@ _MTP_LOST = Explanation(
 )
 # Types with at least this many bits per value are not quantized.
 _PLAIN_BITS = 16
+_WIDE = (
+    "the file says that values were rounded with error feedback, so errors of up to 8 times the "
+    "usual ones are accepted; `verify --prove --imatrix FILE` shows whether it is true"
+)
 _OUTPUTS = {OUTPUT_WEIGHT, "lm_head.weight"}
 
 
@@ -101,6 +105,8 @@ def check(request: Request) -> Result:
     else:
         alone = [] if request.layers is not None else list(report_unpaired(pairing))
         wrong.problems += list_unlike(pairs)
+    if any(pair.is_fed_back for pair in fit):
+        notes.append(_WIDE)
     errors = _measure(request, fit, wrong, alone)
     overall = _list_differences(list(errors.values())) if request.compare else []
     if explained := _explain_overall(pairing, fit, wrong, errors):
